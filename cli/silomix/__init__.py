@@ -1,0 +1,1 @@
+"""The silomix command line: thin commands over the silo, the mix and the server."""

@@ -1,0 +1,5 @@
+"""`python -m silomix` is the same as `silomix`."""
+
+from silomix.main import run
+
+run()

@@ -1,0 +1,1 @@
+"""The demo: a whole study on one machine, on data that is nobody's secret."""

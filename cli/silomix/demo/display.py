@@ -1,0 +1,111 @@
+"""What a person sees while the demo runs: one live screen, or plain lines."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from silomix.demo.processes import Process, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The demo at one instant."""
+
+    seconds: float
+    rounds: int
+    progress: list[dict[str, float]]
+    processes: list[Process]
+    epsilon_spent: Mapping[str, float]
+    epsilon: float
+
+
+class PlainDisplay:
+    """A line for every round, and for a process that ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = 0
+        self._ended: set[str] = set()
+
+    def __enter__(self) -> "PlainDisplay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def show(self, moment: Moment) -> None:
+        for line in moment.progress[self._shown :]:
+            self._console.print(_round_line(line, moment.rounds), highlight=False)
+        self._shown = len(moment.progress)
+        for process in moment.processes:
+            if process.state != "running" and process.name not in self._ended:
+                self._ended.add(process.name)
+                self._console.print(f"{process.name} {process.state}", highlight=False)
+
+
+class LiveDisplay:
+    """One screen: processes and what each did last, the round, the loss, the batch, ε."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "LiveDisplay":
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def show(self, moment: Moment) -> None:
+        self._live.update(Group(_study_panel(moment), _process_table(moment)))
+
+
+def _study_panel(moment: Moment) -> Panel:
+    last = moment.progress[-1] if moment.progress else None
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", min_width=18)
+    grid.add_column()
+    done = int(last["round"]) if last else 0
+    bar = ProgressBar(total=moment.rounds, completed=done, width=40)
+    grid.add_row("round", Group(bar, Text(f"{done} of {moment.rounds}")))
+    if last:
+        grid.add_row("loss on hold-out", f"{last['loss']:.4f} (error {100 * last['error']:.1f} %)")
+        grid.add_row("reports in batch", f"{int(last['accepted'])} of {int(last['asked'])}")
+    spent = max(moment.epsilon_spent.values(), default=0.0)
+    grid.add_row(
+        "ε spent",
+        f"{spent:.3f} of {moment.epsilon:g} (the silo that spent most; per record, one replaced)",
+    )
+    return Panel(grid, title=f"silomix demo, {moment.seconds:.0f} s", title_align="left")
+
+
+def _process_table(moment: Moment) -> Table:
+    table = Table(expand=False, box=None, padding=(0, 2))
+    for heading in ("process", "pid", "state", "last event", "ε spent"):
+        table.add_column(heading, no_wrap=True)
+    for process in moment.processes:
+        style = "" if process.state == "running" else "red"
+        spent = moment.epsilon_spent.get(process.name)
+        table.add_row(
+            process.name,
+            str(process.child.pid),
+            Text(process.state, style=style),
+            process.last_event()[:60],
+            f"{spent:.3f}" if process.role is Role.SILO and spent is not None else "",
+        )
+    return table
+
+
+def _round_line(line: dict[str, float], rounds: int) -> str:
+    void = " (void: too few reports)" if line["void"] else ""
+    return (
+        f"round {int(line['round']):>3}/{rounds}  loss {line['loss']:.4f}  "
+        f"error {100 * line['error']:5.2f} %  reports {int(line['accepted'])}/{int(line['asked'])}  "
+        f"{1000 * line['seconds']:6.1f} ms{void}"
+    )

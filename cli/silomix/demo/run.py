@@ -1,0 +1,281 @@
+"""`silomix demo`: one person plays all parties of a consortium, with real processes throughout."""
+
+import json
+import shutil
+import signal
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from silomix_client.approve import approve, review
+from silomix_client.config import load as load_silo
+from silomix_client.ledger import Ledger
+from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.mechanism import ADJACENCY, PrivacyTarget
+from silomix_core.study import Study
+
+from silomix.consortium import Addresses, Consortium, StudyChoices, create
+from silomix.demo.data import DemoData, error, load, majority_error, pooled_error, write_csv
+from silomix.demo.display import LiveDisplay, Moment, PlainDisplay
+from silomix.demo.processes import ChildFailed, Processes, Role
+from silomix.demo.summary import (
+    PROTECTS_AGAINST,
+    LedgerLine,
+    Summary,
+    draw,
+    table,
+    write_metrics,
+)
+
+# Chosen once on synthetic data (docs/decisions/0006-demo-defaults.md), never on a user's records.
+CLIP, RADIUS = 0.25, 50.0
+DEADLINE_S = 10.0
+_REFRESH_S = 0.25
+
+
+class DemoFailed(Exception):
+    """The demo cannot start or did not end well."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    out: Path
+    silos: int = 5
+    mixes: int = 2
+    rounds: int = 40
+    epsilon: float = 2.0
+    delta: float = 1e-6
+    algorithm: str = "noisy-mb-sgd"
+    data: str = "cohorts"
+    label: str | None = None
+    seed: int = 1
+    minimum_batch: int | None = None
+    lease_rounds: int = 50
+    json: Path | None = None
+    plain: bool = False
+
+    @property
+    def minimum(self) -> int:
+        return self.minimum_batch or max(2, ceil(0.8 * self.silos))
+
+
+def run_demo(options: DemoOptions) -> int:
+    """The whole demo; its exit status."""
+    console = Console(highlight=False, soft_wrap=options.plain)
+    started = time.monotonic()
+    with _interruptible():
+        try:
+            summary = _run(options, console, started)
+        except ChildFailed as failure:
+            raise DemoFailed(str(failure)) from failure
+        except KeyboardInterrupt:
+            raise DemoFailed(f"interrupted; logs are in {options.out / 'logs'}") from None
+    console.print(table(summary))
+    console.print(f"everything is in {options.out}/ (model.npz, summary.json, rounds.csv, study.png)")
+    return 0
+
+
+def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
+    """Folders, keys, certificates, data and the study file of a consortium on this machine."""
+    try:
+        algorithm(options.algorithm)
+        target = PrivacyTarget(options.epsilon, options.delta)
+    except ValueError as bad:
+        raise DemoFailed(str(bad)) from bad
+    if options.minimum > options.silos:
+        raise DemoFailed(f"a batch of {options.minimum} needs more than {options.silos} silos")
+    data = load(options.data, options.label, options.silos, options.seed)
+    _make_room(options.out)
+    ports = _free_ports(3 + options.mixes)
+    fleet, channel, control, *mixes = (f"127.0.0.1:{port}" for port in ports)
+    choices = StudyChoices(
+        name=f"{data.name} demo",
+        algorithm=options.algorithm,
+        rounds=options.rounds,
+        radius=RADIUS,
+        clip=CLIP,
+        target=target,
+        minimum_batch=options.minimum,
+        deadline_s=DEADLINE_S,
+    )
+    made = create(
+        options.out,
+        data.task,
+        tuple(len(silo.labels) for silo in data.silos),
+        choices,
+        Addresses(fleet, channel, control, tuple(mixes)),
+        lease_rounds=options.lease_rounds,
+        holdout=True,
+    )
+    write_csv(data.holdout, data.task, made.server.parent / "holdout.csv")
+    for config, records in zip(made.silos, data.silos, strict=True):
+        write_csv(records, data.task, config.parent / "data.csv")
+    (options.out / MARKER).touch()
+    return made, data
+
+
+def _run(options: DemoOptions, console: Console, started: float) -> Summary:
+    made, data = prepare(options)
+    console.print(f"{data.name}: {data.describes}")
+    logs = options.out / "logs"
+    logs.mkdir()
+    with Processes(logs) as processes:
+        server = processes.start(Role.SERVER, made.server)
+        for config in made.mixes:
+            processes.start(Role.MIX, config)
+        for config in made.silos:
+            _approve(config, made, console)
+            processes.start(Role.SILO, config)
+        display = PlainDisplay(console) if options.plain else LiveDisplay(console)
+        with display:
+            while server.child.poll() is None:
+                processes.check()
+                processes.measure()
+                display.show(_moment(made, processes, time.monotonic() - started, logs))
+                time.sleep(_REFRESH_S)
+            display.show(_moment(made, processes, time.monotonic() - started, logs))
+        processes.check()
+        peaks = {role: round(peak, 1) for role, peak in processes.peak_rss_mb.items()}
+    return _finish(options, made, data, peaks, started)
+
+
+def _approve(config: Path, made: Consortium, console: Console) -> None:
+    """What `silomix silo approve` does, for one of the demo's own silos."""
+    settings = load_silo(config)
+    reviewed = review(settings, (made.folder / "study.toml").read_bytes())
+    approve(settings, reviewed, datetime.now(UTC))
+    console.print(
+        f"{settings.name} approves study {made.study.short_id}: {len(reviewed.records)} records, "
+        f"ε {reviewed.epsilon:.3f} of its policy's {settings.policy.lifetime.epsilon:g}"
+    )
+
+
+def _moment(made: Consortium, processes: Processes, seconds: float, logs: Path) -> Moment:
+    del logs
+    spent = {line.silo: line.epsilon_spent for line in _ledgers(made)}
+    return Moment(
+        seconds=seconds,
+        rounds=made.study.rounds,
+        progress=_progress(made),
+        processes=processes.running,
+        epsilon_spent=spent,
+        epsilon=made.study.target.epsilon,
+    )
+
+
+def _finish(
+    options: DemoOptions,
+    made: Consortium,
+    data: DemoData,
+    peaks: dict[str, float],
+    started: float,
+) -> Summary:
+    """Gather the results of a study that ran to its end."""
+    state = made.server.parent / "state"
+    weights = np.load(state / "model.npz")["weights"]
+    shutil.copy(state / "model.npz", options.out / "model.npz")
+    for log in ("superlink.log", "serverapp.log"):
+        shutil.copy(state / log, options.out / "logs" / log)
+    progress = _progress(made)
+    write_metrics(progress, options.out / "rounds.csv")
+    now = datetime.now(UTC).timestamp()
+    first = now - float(progress[0]["closed_at"])
+    summary = Summary(
+        test_error=error(weights, data.holdout, data.task),
+        pooled_error=pooled_error(data),
+        majority_error=majority_error(data),
+        epsilon=made.study.target.epsilon,
+        delta=made.study.target.delta,
+        adjacency=ADJACENCY,
+        protects_against=PROTECTS_AGAINST,
+        ledgers=_ledgers(made),
+        rounds=len(progress),
+        rounds_void=sum(1 for line in progress if line["void"]),
+        reports_accepted=sum(int(line["accepted"]) for line in progress),
+        reports_dropped=sum(int(line["dropped"]) for line in progress),
+        seconds_per_round_median=statistics.median(line["seconds"] for line in progress),
+        seconds_to_first_round=round(time.monotonic() - started - first, 2),
+        seconds_total=round(time.monotonic() - started, 2),
+        peak_rss_mb=peaks,
+        algorithm=made.study.algorithm,
+        data=data.name,
+        study=made.study.identity.hex(),
+    )
+    draw(progress, summary, made.study, options.out / "study.png")
+    (options.out / "summary.json").write_text(summary.to_json(), encoding="utf-8")
+    if options.json is not None:
+        options.json.write_text(summary.to_json(), encoding="utf-8")
+    return summary
+
+
+def _ledgers(made: Consortium) -> list[LedgerLine]:
+    return [_ledger_line(config, made.study) for config in made.silos]
+
+
+def _ledger_line(config: Path, study: Study) -> LedgerLine:
+    """What a silo's own ledger says it spent on this study."""
+    settings = load_silo(config)
+    ledger = Ledger(settings.state, settings.policy.lifetime)
+    try:
+        spent = ledger.spending(study.identity)
+    finally:
+        ledger.close()
+    enrolled = study.silo(settings.name)
+    return LedgerLine(
+        silo=settings.name,
+        records=enrolled.records if enrolled else 0,
+        rounds_answered=spent.rounds,
+        epsilon_spent=spent.epsilon(study.target.delta),
+    )
+
+
+def _progress(made: Consortium) -> list[dict[str, float]]:
+    path = made.server.parent / "state" / "progress.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+MARKER = ".silomix-demo"
+
+
+def _make_room(folder: Path) -> None:
+    """An earlier demo's folder is replaced; anything else is left alone."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARKER).exists():
+            raise DemoFailed(f"{folder} is not empty and not an earlier demo; choose another --out")
+        shutil.rmtree(folder)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for entry in sockets:
+            entry.bind(("127.0.0.1", 0))
+        return [int(entry.getsockname()[1]) for entry in sockets]
+    finally:
+        for entry in sockets:
+            entry.close()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is handled like Ctrl-C, so that no process is left behind."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

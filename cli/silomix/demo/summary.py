@@ -1,0 +1,126 @@
+"""What the demo leaves behind: a table for people, summary.json for programs, one picture."""
+
+import csv
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.table import Table
+from silomix_core.mechanism import ADJACENCY, epsilon_of
+from silomix_core.study import Study
+
+PROTECTS_AGAINST = "the server, all mixes, the network and all other silos, colluding"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    silo: str
+    records: int
+    rounds_answered: int
+    epsilon_spent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    test_error: float
+    pooled_error: float
+    majority_error: float
+    epsilon: float
+    delta: float
+    adjacency: str
+    protects_against: str
+    ledgers: list[LedgerLine]
+    rounds: int
+    rounds_void: int
+    reports_accepted: int
+    reports_dropped: int
+    seconds_per_round_median: float
+    seconds_to_first_round: float
+    seconds_total: float
+    peak_rss_mb: dict[str, float]
+    algorithm: str
+    data: str
+    study: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def table(summary: Summary) -> Table:
+    result = Table(title="silomix demo", title_justify="left", show_header=False, min_width=60)
+    result.add_column(style="bold")
+    result.add_column()
+    result.add_row("test error", f"{100 * summary.test_error:.2f} %")
+    result.add_row("pooled, non-private", f"{100 * summary.pooled_error:.2f} %")
+    result.add_row("majority class", f"{100 * summary.majority_error:.2f} %")
+    result.add_row(
+        "privacy",
+        f"ε = {summary.epsilon:g}, δ = {summary.delta:g}, {summary.adjacency}, against "
+        f"{summary.protects_against}",
+    )
+    for line in summary.ledgers:
+        result.add_row(
+            f"ledger of {line.silo}",
+            f"ε spent {line.epsilon_spent:.4f} in {line.rounds_answered} rounds "
+            f"({line.records} records)",
+        )
+    result.add_row(
+        "reports", f"{summary.reports_accepted} accepted, {summary.reports_dropped} dropped"
+    )
+    result.add_row("rounds", f"{summary.rounds}, {summary.rounds_void} void")
+    result.add_row("time per round", f"{1000 * summary.seconds_per_round_median:.1f} ms (median)")
+    result.add_row(
+        "time in all",
+        f"{summary.seconds_total:.1f} s, first round after {summary.seconds_to_first_round:.1f} s",
+    )
+    peaks = ", ".join(f"{role} {peak:.0f}" for role, peak in sorted(summary.peak_rss_mb.items()))
+    result.add_row("peak memory, MB", peaks)
+    return result
+
+
+def write_metrics(progress: list[dict[str, float]], path: Path) -> None:
+    """One row per round."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(progress[0]))
+        writer.writeheader()
+        writer.writerows(progress)
+
+
+def draw(progress: list[dict[str, float]], summary: Summary, study: Study, path: Path) -> None:
+    """Error and ε by round."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rounds = [int(line["round"]) for line in progress]
+    smallest = min(silo.records for silo in study.silos)
+    event = study.mechanism().event(smallest)
+    spent = [
+        epsilon_of(count * event.mu_squared, count * event.samples, study.target.delta)
+        for count in rounds
+    ]
+    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(8, 6.5))
+    top.plot(rounds, [100 * line["error"] for line in progress], color="tab:blue", label="model")
+    top.axhline(100 * summary.pooled_error, color="tab:green", ls="--", label="pooled, non-private")
+    top.axhline(100 * summary.majority_error, color="tab:gray", ls=":", label="majority class")
+    top.plot(
+        [rounds[-1]], [100 * summary.test_error], "o", color="tab:blue", label="final model"
+    )
+    top.set_ylabel("error on the public hold-out, %")
+    top.set_ylim(bottom=0)
+    top.legend(loc="upper right")
+    top.set_title(
+        f"{study.name}: {len(study.silos)} silos, {len(study.mixes)} mixes, {study.algorithm}"
+    )
+    bottom.plot(rounds, spent, color="tab:red", label=f"smallest silo (n = {smallest})")
+    bottom.axhline(study.target.epsilon, color="black", ls="--", lw=1, label="ε of the study")
+    bottom.set_ylabel(f"ε spent at δ = {study.target.delta:g}\n({ADJACENCY})")
+    bottom.set_xlabel("round")
+    bottom.set_ylim(bottom=0)
+    bottom.legend(loc="lower right")
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,86 @@
+"""One round at a silo: check the query, compute the update, make it private, seal it, charge it.
+
+The path from a record to a report.  Whether a query is answered depends on the approved study and
+the ledger, never on a record's value; every record passes the same arithmetic.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from hashlib import sha256
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from silomix_core.losses import loss
+from silomix_core.noise import RandomBytes, discrete_gaussian
+from silomix_core.report import encode_report
+from silomix_core.update import ClippedSum, Records, to_grid
+from silomix_proto import round_pb2
+from silomix_protocol.descriptor import Descriptor
+from silomix_protocol.onion import Sealer
+
+from silomix_client.errors import RefusedQuery
+from silomix_client.keystream import fresh_keystream
+from silomix_client.ledger import Approval, Ledger, StoredReport
+
+
+class StudyDesk:
+    """Answers the rounds of one approved study; `keystream` is replaced only in tests."""
+
+    def __init__(
+        self,
+        name: str,
+        approval: Approval,
+        records: Records,
+        ledger: Ledger,
+        clock: Callable[[], datetime],
+        keystream: Callable[[], RandomBytes] = fresh_keystream,
+    ) -> None:
+        self.study = approval.study
+        self._name = name
+        self._ledger = ledger
+        self._clock = clock
+        self._keystream = keystream
+        self._mechanism = self.study.mechanism()
+        self._records = len(records)
+        self._event = self._mechanism.event(self._records)
+        self._clipped_sum = ClippedSum(records, loss(self.study.task.loss), self.study.clip)
+        self._sealer = Sealer(self.study)
+
+    def answer(self, descriptor: Descriptor, query: bytes) -> StoredReport:
+        """The stored, charged report for this round; the same bytes if it was asked before."""
+        point = self._point(descriptor, query)
+        stored = self._ledger.stored(self.study, descriptor.round, descriptor.digest)
+        if stored is not None:
+            return stored
+        self._ledger.check(self.study, descriptor.round, self._event)
+        report = self._report(point)
+        onion, inner = self._sealer.seal(report, descriptor.digest)
+        stored = StoredReport(onion, sha256(inner).digest())
+        self._ledger.charge(
+            self.study, descriptor.round, descriptor.digest, self._event, stored, self._clock()
+        )
+        return stored
+
+    def _report(self, point: NDArray[np.float64]) -> bytes:
+        mean = to_grid(self._clipped_sum.at(point), self._records, self._mechanism)
+        mean += discrete_gaussian(self._mechanism.dimension, self._keystream())
+        return encode_report(mean, self._mechanism)
+
+    def _point(self, descriptor: Descriptor, query: bytes) -> NDArray[np.float64]:
+        """The point that is asked about, if the descriptor covers it and it lies in W."""
+        if self._name not in descriptor.silos:
+            raise RefusedQuery("the round does not wait for this silo")
+        if sha256(query).digest() != descriptor.query:
+            raise RefusedQuery("the query is not the one that the descriptor names")
+        try:
+            encoded = round_pb2.Query.FromString(query).point
+        except DecodeError as error:
+            raise RefusedQuery("the query cannot be read") from error
+        if len(encoded) != 8 * self.study.task.dimension:
+            raise RefusedQuery("the point has another dimension than the study")
+        point = np.frombuffer(encoded, dtype="<f8").astype(np.float64)
+        norm = float(np.linalg.norm(point))
+        if not norm <= self.study.radius * (1 + 1e-9):  # also false for NaN
+            raise RefusedQuery("the point lies outside the study's ball")
+        return point

@@ -1,0 +1,76 @@
+"""`silomix silo approve`: the operator's consent to one study, given to the hash of its file.
+
+Checks that the study names this silo with its own keys, reads and validates the data, freezes the
+snapshot and reserves the budget.  Everything that can go wrong with data goes wrong here, where
+only the operator sees it.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from silomix_core.study import InvalidStudy, Silo, Study
+from silomix_core.update import Records
+from silomix_protocol.keys import SigningKey, load_node_key, node_public_bytes
+
+from silomix_client.config import SiloConfig
+from silomix_client.errors import BadRecords, NotApproved
+from silomix_client.ledger import Ledger
+from silomix_client.records import read_records
+from silomix_client.snapshot import freeze
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A study that could be approved: what it asks, on which records, at what cost."""
+
+    study: Study
+    content: bytes
+    records: Records
+
+    @property
+    def epsilon(self) -> float:
+        """This silo's own loss over the whole study, at the study's δ."""
+        return self.study.mechanism().epsilon(len(self.records), self.study.target.delta)
+
+
+def review(config: SiloConfig, content: bytes) -> Review:
+    """Check study, keys and data; nothing is written."""
+    try:
+        study = Study.parse(content)
+    except InvalidStudy as error:
+        raise NotApproved(f"not a valid study: {error}") from error
+    own = study.silo(config.name)
+    if own is None:
+        raise NotApproved(f"the study does not name {config.name!r} among its silos")
+    _check_keys(config, own)
+    records = read_records(config.data, study.task)
+    if len(records) < config.policy.minimum_records:
+        raise BadRecords(
+            f"{config.data}: {len(records)} records, your policy asks for at least "
+            f"{config.policy.minimum_records}"
+        )
+    if len(records) != own.records:
+        raise BadRecords(
+            f"{config.data}: {len(records)} records, the study says {own.records}; "
+            "ask the study lead to correct it"
+        )
+    return Review(study, content, records)
+
+
+def approve(config: SiloConfig, reviewed: Review, now: datetime) -> None:
+    """Freeze the snapshot and record the approval."""
+    ledger = Ledger(config.state, config.policy.lifetime)
+    try:
+        snapshot = freeze(reviewed.records, reviewed.study.identity, config.state / "snapshots")
+        ledger.approve(reviewed.study, reviewed.content, snapshot, len(reviewed.records), now)
+    finally:
+        ledger.close()
+
+
+def _check_keys(config: SiloConfig, own: Silo) -> None:
+    sign_key = SigningKey.load(config.folder / "sign.key").public
+    node_key = node_public_bytes(load_node_key(config.folder / "node.key"))
+    if sign_key != own.sign_key:
+        raise NotApproved("the study lists another signing key for this silo")
+    if node_key != own.node_key:
+        raise NotApproved("the study lists another node key for this silo")

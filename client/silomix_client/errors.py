@@ -1,0 +1,25 @@
+"""What a silo refuses, and what its operator is told."""
+
+
+class SiloError(Exception):
+    """Base of everything a silo refuses; the message is for its operator."""
+
+
+class InvalidConfig(SiloError):
+    """The configuration, policy or a key cannot be used."""
+
+
+class BadRecords(SiloError):
+    """The data cannot be used for the study: file, row and column are named."""
+
+
+class NotApproved(SiloError):
+    """The study was not approved by this silo's operator, or cannot be."""
+
+
+class RefusedQuery(SiloError):
+    """The server asked for something outside the approved study."""
+
+
+class BudgetExhausted(SiloError):
+    """Answering would exceed what the study or the operator's policy allows."""

@@ -1,0 +1,190 @@
+"""The silo as a Flower node: enrolled by key, takes leases, executes nothing that the server sends.
+
+The only module of the silo that touches flwr.  It speaks the Fleet API through flwr's own HTTP
+client (an internal of flwr, hence the exact pin and tests/system/test_flower_contract.py).  The
+app bundle that a run carries is never fetched, let alone imported.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from silomix_protocol import logs
+
+RECORD = "lease"
+
+
+class FleetUnreachable(ConnectionError):
+    """The SuperLink does not answer; try again later."""
+
+
+class FleetRefused(PermissionError):
+    """The SuperLink answers, but not to this node's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMessage:
+    """A message for this node; `fields` is its one record."""
+
+    fields: dict[str, str]
+    _message: Message
+
+
+class FleetNode:
+    """An activated node: `receive` leases, `reply` to each."""
+
+    def __init__(self, client: FleetHttpClient, node_id: int) -> None:
+        self._client = client
+        self._node = Node(node_id=node_id)
+
+    def receive(self) -> FleetMessage | None:
+        """The next message, or None if there is none now."""
+        with _translated():
+            response = self._client.PullMessages(PullMessagesRequest(node=self._node))
+            if not response.messages_list:
+                return None
+            message = message_from_proto(response.messages_list[0])
+            run_id, message_id = message.metadata.run_id, message.metadata.message_id
+            tree = response.message_object_trees[0]
+            contents = pull_objects(
+                [entry.object_id for entry in iterate_object_tree(tree)],
+                make_pull_object_fn_protobuf(self._client.PullObject, self._node, run_id),
+                initial_backoff=0.05,
+            )
+            confirm = make_confirm_message_received_fn_protobuf(
+                self._client.ConfirmMessageReceived, self._node, run_id
+            )
+            confirm(message_id)
+        inflated = inflate_object_from_contents(message_id, contents)
+        inflated.metadata.__dict__["_message_id"] = message_id
+        return FleetMessage(_fields(inflated), inflated)
+
+    def reply(self, message: FleetMessage, fields: dict[str, str]) -> None:
+        content = RecordDict({RECORD: ConfigRecord(dict(fields))})
+        reply = Message(content, reply_to=message._message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with _translated(), no_object_id_recompute():
+            objects = get_all_nested_objects(reply)
+            response = self._client.PushMessages(
+                PushMessagesRequest(
+                    node=self._node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[0.0],
+                )
+            )
+            push = make_push_object_fn_protobuf(
+                self._client.PushObject,
+                self._node,
+                reply.metadata.run_id,
+                response.session_id,
+            )
+            push_objects(objects, push, object_ids_to_push=set(response.objects_to_push))
+
+    def heartbeat(self) -> None:
+        with _translated():
+            self._client.SendNodeHeartbeat(
+                SendNodeHeartbeatRequest(
+                    node=self._node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+                )
+            )
+
+
+@contextmanager
+def join_fleet(
+    address: str, authority: str, key: ec.EllipticCurvePrivateKey
+) -> Iterator[FleetNode]:
+    """Activate this node at the SuperLink and keep it alive; raises FleetRefused for a key that
+    nobody registered."""
+    interceptors = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
+    with FleetHttpClient.from_server_address(address, False, authority, interceptors) as client:
+        request = ActivateNodeRequest(
+            public_key=public_key_to_bytes(key.public_key()),
+            heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL,
+        )
+        with _translated():
+            node_id = client.ActivateNode(request).node_id
+        node = FleetNode(client, node_id)
+        stop = threading.Event()
+        beat = threading.Thread(target=_beat, args=(node, stop), daemon=True)
+        beat.start()
+        try:
+            yield node
+        finally:
+            stop.set()
+            beat.join(timeout=5.0)
+            try:
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+            except httpx.HTTPError:
+                logs.warning("deactivation_failed")
+
+
+def _beat(node: FleetNode, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_DEFAULT_INTERVAL / 3):
+        try:
+            node.heartbeat()
+        except (FleetUnreachable, FleetRefused) as error:
+            logs.warning("heartbeat_failed", reason=error)
+
+
+def _fields(message: Message) -> dict[str, str]:
+    """The message's record, if it has the one that a lease has; anything else is no lease."""
+    record = message.content.get(RECORD) if message.has_content() else None
+    if not isinstance(record, ConfigRecord):
+        return {}
+    return {key: value for key, value in record.items() if isinstance(value, str)}
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        if status in (401, 403, 404):
+            raise FleetRefused(f"the server answered {status} to this silo's key") from error
+        raise FleetUnreachable(f"the server answered {status}") from error
+    except httpx.HTTPError as error:
+        raise FleetUnreachable(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,215 @@
+"""A lease: many rounds at a silo for one Flower message.
+
+The silo dials the coordinator's round channel and the first mix, answers every round it is asked,
+and checks that its report is among those that the coordinator says it received.  The lease ends
+when the coordinator says so, at its deadline, when the silo refuses a query, when its report went
+missing twice, or when the channel stays broken.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+
+import grpc
+import grpc.aio
+from silomix_core.study import Study
+from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc
+from silomix_protocol import logs
+from silomix_protocol.descriptor import Descriptor, RefusedDescriptor, check
+from silomix_protocol.keys import ForgedSignature, SigningKey, verify
+from silomix_protocol.tls import CHUNK_BYTES, Identity
+
+from silomix_client.answer import StudyDesk
+from silomix_client.errors import BudgetExhausted, RefusedQuery
+from silomix_client.ledger import StoredReport
+
+_CHANNEL_TRIES = 6
+_SUBMIT_TRIES = 4
+_MISSING_BEFORE_STOP = 2
+
+
+class Ending(Enum):
+    """Why a lease ended; goes back to the coordinator in the Flower reply."""
+
+    DONE = "done"
+    DEADLINE = "deadline"
+    REFUSED = "refused"
+    BUDGET = "budget-exhausted"
+    MISSING = "report-missing"
+    CHANNEL_LOST = "channel-lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    identity: str
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What happened so far in this lease."""
+
+    answered: int = 0
+    missing: int = 0
+    waiting: tuple[Descriptor, StoredReport] | None = None  # answered, not yet closed
+
+
+class LeaseHolder:
+    """Follows leases of one study, with one connection to the coordinator and one to the mix."""
+
+    def __init__(self, desk: StudyDesk, identity: Identity, sign_key: SigningKey) -> None:
+        self._desk = desk
+        self._study: Study = desk.study
+        self._identity = identity
+        self._sign_key = sign_key
+        server, mix = self._study.server, self._study.mixes[0]
+        self._channel = identity.channel(server.name, server.channel_address)
+        self._mix_channel = identity.channel(mix.name, mix.address)
+        self._mix = mix_pb2_grpc.MixStub(self._mix_channel)
+        self._submit: grpc.aio.StreamStreamCall | None = None
+
+    async def follow(self, lease: Lease) -> tuple[Ending, int]:
+        """Answer rounds until the lease ends; why, and how many were answered."""
+        progress = _Progress()
+        try:
+            async with asyncio.timeout(lease.deadline_s):
+                ending = await self._follow(lease, progress)
+        except TimeoutError:
+            ending = Ending.DEADLINE
+        except (RefusedQuery, RefusedDescriptor, ForgedSignature) as refusal:
+            logs.warning("query_refused", reason=refusal)
+            ending = Ending.REFUSED
+        except BudgetExhausted as refusal:
+            logs.warning("budget_exhausted", reason=refusal)
+            ending = Ending.BUDGET
+        logs.event("lease_ended", ending=ending.value, answered=progress.answered)
+        return ending, progress.answered
+
+    async def close(self) -> None:
+        if self._submit is not None:
+            self._submit.cancel()
+        await self._channel.close()
+        await self._mix_channel.close()
+
+    async def _follow(self, lease: Lease, progress: _Progress) -> Ending:
+        """Listen to the channel, dialling again a few times when it breaks."""
+        stub = channel_pb2_grpc.RoundChannelStub(self._channel)
+        request = channel_pb2.FollowRequest(lease=lease.identity, study=self._study.identity)
+        for attempt in range(_CHANNEL_TRIES):
+            before = progress.answered
+            try:
+                events = stub.Follow(request, wait_for_ready=True, timeout=lease.deadline_s)
+                ending = await self._listen(events, progress)
+                if ending is not None:
+                    return ending
+            except grpc.aio.AioRpcError as error:
+                logs.warning("channel_broken", code=error.code().name)
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                    return Ending.CHANNEL_LOST
+            if progress.answered > before:
+                return await self._follow(lease, progress)  # it worked in between: count anew
+            await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
+        return Ending.CHANNEL_LOST
+
+    async def _listen(
+        self, events: grpc.aio.UnaryStreamCall, progress: _Progress
+    ) -> Ending | None:
+        while (event := await events.read()) is not grpc.aio.EOF:
+            kind = event.WhichOneof("event")
+            if kind == "opened":
+                query = await _read_query(events, event.opened.query_bytes, self._study)
+                descriptor = check(event.opened.descriptor, self._study)
+                await self._answer(descriptor, query, progress)
+            elif kind == "closed":
+                self._check_inclusion(event.closed, progress)
+                if progress.missing >= _MISSING_BEFORE_STOP:
+                    return Ending.MISSING
+            elif kind == "ended":
+                return Ending.DONE
+        return None
+
+    async def _answer(self, descriptor: Descriptor, query: bytes, progress: _Progress) -> None:
+        report = self._desk.answer(descriptor, query)
+        progress.answered += 1
+        progress.waiting = (descriptor, report)
+        logs.event("round_answered", round=descriptor.round)
+        await self._send(descriptor, report)
+
+    # Sending to the first mix -------------------------------------------------------------------
+
+    async def _send(self, descriptor: Descriptor, report: StoredReport) -> None:
+        """Submit until the first mix gives its receipt: always the same bytes, a few tries."""
+        digest = sha256(report.onion).digest()
+        signature = self._sign_key.sign("report", descriptor.digest, digest)
+        for attempt in range(_SUBMIT_TRIES):
+            try:
+                async with asyncio.timeout(descriptor.deadline_s):
+                    receipt = await self._submit_once(descriptor, report.onion, signature)
+                self._check_receipt(receipt, descriptor, digest)
+                return
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
+                self._submit = None
+                logs.warning("submit_failed", round=descriptor.round, reason=_name(error))
+            await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
+
+    async def _submit_once(
+        self, descriptor: Descriptor, onion: bytes, signature: bytes
+    ) -> mix_pb2.Receipt:
+        if self._submit is None or self._submit.done():
+            self._submit = self._mix.Submit(wait_for_ready=True)
+        call = self._submit
+        header = mix_pb2.SubmitHeader(
+            descriptor=descriptor.to_wire(), bytes=len(onion), signature=signature
+        )
+        await call.write(mix_pb2.SubmitFrame(header=header, chunk=onion[:CHUNK_BYTES]))
+        for start in range(CHUNK_BYTES, len(onion), CHUNK_BYTES):
+            await call.write(mix_pb2.SubmitFrame(chunk=onion[start : start + CHUNK_BYTES]))
+        receipt = await call.read()
+        if receipt is grpc.aio.EOF:
+            raise asyncio.InvalidStateError("the mix closed the stream")
+        return receipt
+
+    def _check_receipt(
+        self, receipt: mix_pb2.Receipt, descriptor: Descriptor, digest: bytes
+    ) -> None:
+        if receipt.status == mix_pb2.Receipt.ACCEPTED:
+            mix = self._study.mixes[0]
+            verify(mix.sign_key, receipt.signature, "receipt", descriptor.digest, digest)
+        else:
+            logs.warning("report_refused", round=descriptor.round, reason=receipt.reason)
+
+    # Inclusion ----------------------------------------------------------------------------------
+
+    def _check_inclusion(self, closed: channel_pb2.RoundClosed, progress: _Progress) -> None:
+        """Is our report among those that the coordinator says it received?"""
+        void = b"\1" if closed.void else b"\0"
+        key = self._study.server.sign_key
+        verify(key, closed.signature, "closed", closed.digest, void, b"".join(closed.reports))
+        if progress.waiting is None or progress.waiting[0].digest != closed.digest:
+            return
+        descriptor, report = progress.waiting
+        progress.waiting = None
+        if report.sealed in closed.reports:
+            progress.missing = 0
+        else:
+            progress.missing += 1
+            logs.warning("report_missing", round=descriptor.round, times=progress.missing)
+
+
+async def _read_query(events: grpc.aio.UnaryStreamCall, size: int, study: Study) -> bytes:
+    """The serialized query that follows an opened round."""
+    if size > 8 * study.task.dimension + 64:
+        raise RefusedQuery("the query is larger than the study allows")
+    query = bytearray()
+    while len(query) < size:
+        event = await events.read()
+        if event is grpc.aio.EOF or event.WhichOneof("event") != "query_chunk":
+            raise RefusedQuery("the query broke off")
+        query += event.query_chunk
+    return bytes(query)
+
+
+def _name(error: BaseException) -> str:
+    return error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__

@@ -1,0 +1,149 @@
+"""`silomix silo run`: a silo's process, from its folder to leases, until it is told to stop."""
+
+import asyncio
+import signal
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+from silomix_core.study import StudyId
+from silomix_protocol import logs
+from silomix_protocol.keys import SigningKey, load_node_key
+from silomix_protocol.tls import Identity
+
+from silomix_client.answer import StudyDesk
+from silomix_client.config import SiloConfig
+from silomix_client.errors import NotApproved, SiloError
+from silomix_client.fleet import (
+    FleetMessage,
+    FleetNode,
+    FleetRefused,
+    FleetUnreachable,
+    join_fleet,
+)
+from silomix_client.lease import Lease, LeaseHolder
+from silomix_client.ledger import Ledger
+from silomix_client.snapshot import thaw
+
+_POLL_S = (0.2, 2.0)  # first and longest pause between two looks for a lease
+_CONNECT_PAUSE_S = (0.2, 10.0)
+_REFUSALS_BEFORE_STOP = 5
+
+
+def run(config: SiloConfig) -> None:
+    """Serve approved studies; raises SiloError when this silo can do nothing."""
+    logs.configure(config.name)
+    asyncio.run(_Process(config).run())
+
+
+class _Process:
+    """What lives as long as the process: ledger, keys, one lease holder per study."""
+
+    def __init__(self, config: SiloConfig) -> None:
+        self._config = config
+        self._ledger = Ledger(config.state, config.policy.lifetime)
+        self._identity = Identity.load(config.name, config.folder)
+        self._sign_key = SigningKey.load(config.folder / "sign.key")
+        self._node_key = load_node_key(config.folder / "node.key")
+        self._holders: dict[StudyId, LeaseHolder] = {}
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        approvals = self._ledger.approvals()
+        if not approvals:
+            raise NotApproved("no study is approved; run: silomix silo approve STUDY.toml")
+        addresses = {entry.study.server.fleet_address for entry in approvals}
+        try:
+            await asyncio.gather(*(self._serve(address) for address in sorted(addresses)))
+        finally:
+            for holder in self._holders.values():
+                await holder.close()
+            self._ledger.close()
+        logs.event("silo_stopped")
+
+    async def _serve(self, address: str) -> None:
+        """Stay a node of the fleet at `address`, joining again after interruptions."""
+        pause, refusals = _CONNECT_PAUSE_S[0], 0
+        while not self._stop.is_set():
+            try:
+                with ExitStack() as stack:
+                    node = await self._join(stack, address)
+                    logs.event("silo_ready", server=address)
+                    pause, refusals = _CONNECT_PAUSE_S[0], 0
+                    await self._take_leases(node)
+            except FleetUnreachable as error:
+                logs.warning("server_unreachable", server=address, reason=error)
+            except FleetRefused as error:
+                refusals += 1
+                logs.warning("server_refused", server=address, reason=error)
+                if refusals >= _REFUSALS_BEFORE_STOP:
+                    raise SiloError(
+                        f"the server at {address} does not know this silo's key; "
+                        "ask its operator to register it"
+                    ) from error
+            await self._pause(pause)
+            pause = min(2 * pause, _CONNECT_PAUSE_S[1])
+
+    async def _join(self, stack: ExitStack, address: str) -> FleetNode:
+        authority = str(self._config.folder / "ca.crt")
+        context = join_fleet(address, authority, self._node_key)
+        return await asyncio.to_thread(stack.enter_context, context)
+
+    async def _take_leases(self, node: FleetNode) -> None:
+        pause = _POLL_S[0]
+        while not self._stop.is_set():
+            message = await asyncio.to_thread(node.receive)
+            if message is None:
+                await self._pause(pause)
+                pause = min(1.1 * pause, _POLL_S[1])
+                continue
+            reply = await self._take_lease(message)
+            await asyncio.to_thread(node.reply, message, reply)
+            pause = _POLL_S[0] / 4
+
+    async def _take_lease(self, message: FleetMessage) -> dict[str, str]:
+        """Follow one lease and say how it ended; an unapproved study is refused."""
+        try:
+            lease, holder = self._accept(message.fields)
+        except SiloError as refusal:
+            logs.warning("lease_refused", reason=refusal)
+            return {"silo": self._config.name, "ending": "refused", "answered": "0"}
+        logs.event("lease_started", lease=lease.identity)
+        following = asyncio.create_task(holder.follow(lease))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not following.done():
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            return {"silo": self._config.name, "ending": "stopped", "answered": "0"}
+        ending, answered = following.result()
+        return {"silo": self._config.name, "ending": ending.value, "answered": str(answered)}
+
+    def _accept(self, fields: dict[str, str]) -> tuple[Lease, LeaseHolder]:
+        try:
+            study = StudyId(bytes.fromhex(fields["study"]))
+            lease = Lease(fields["lease"], float(fields["deadline_s"]))
+        except (KeyError, ValueError) as error:
+            raise SiloError("the message is not a lease") from error
+        if not 0 < lease.deadline_s <= 7 * 86_400:
+            raise SiloError("a lease lasts at most a week")
+        if study not in self._holders:
+            self._holders[study] = self._holder(study)
+        return lease, self._holders[study]
+
+    def _holder(self, study: StudyId) -> LeaseHolder:
+        approval = self._ledger.approval(study)
+        records = thaw(study, approval.snapshot, self._config.state / "snapshots")
+        desk = StudyDesk(
+            self._config.name, approval, records, self._ledger, lambda: datetime.now(UTC)
+        )
+        return LeaseHolder(desk, self._identity, self._sign_key)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except TimeoutError:
+            return

@@ -1,0 +1,62 @@
+"""The frozen data of an approved study: one file, its SHA-256 in the ledger.
+
+From approval on, nothing that a silo does depends on how its records are read, only on this
+file; its number of records is public.
+"""
+
+import os
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from silomix_core.study import StudyId
+from silomix_core.update import Records
+
+from silomix_client.errors import NotApproved
+
+
+def freeze(records: Records, study: StudyId, folder: Path) -> bytes:
+    """Write the snapshot durably and return its SHA-256."""
+    packed = np.empty((len(records), records.features.shape[1] + 1), dtype=np.int32)
+    packed[:, :-1] = records.features
+    packed[:, -1] = records.labels
+    buffer = BytesIO()
+    np.save(buffer, packed)
+    content = buffer.getvalue()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_durably(_path(study, folder), content)
+    return sha256(content).digest()
+
+
+def thaw(study: StudyId, digest: bytes, folder: Path) -> Records:
+    """The records of a snapshot that has not changed since it was frozen."""
+    path = _path(study, folder)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise NotApproved(f"{path}: {error.strerror}; approve the study again") from error
+    if sha256(content).digest() != digest:
+        raise NotApproved(f"{path} changed since the study was approved")
+    packed = np.load(BytesIO(content), allow_pickle=False)
+    return Records(packed[:, :-1].astype(np.float64), packed[:, -1].astype(np.float64))
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write, sync, rename: after this returns the file is whole, even after a crash."""
+    temporary = path.with_name(path.name + ".part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _path(study: StudyId, folder: Path) -> Path:
+    return folder / f"{study.hex()}.npy"

@@ -1,0 +1,1 @@
+"""What the coordinator asks next: algorithms as generators over queries and aggregates."""

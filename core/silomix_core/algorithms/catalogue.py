@@ -1,0 +1,13 @@
+"""The algorithms that a study can name."""
+
+from silomix_core.algorithms import noisy_mb_sgd
+from silomix_core.algorithms.seam import Algorithm
+
+ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in (noisy_mb_sgd.ALGORITHM,)}
+
+
+def algorithm(name: str) -> Algorithm:
+    """The algorithm of that name; ValueError with the known names otherwise."""
+    if name not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {name!r}; known: {', '.join(sorted(ALGORITHMS))}")
+    return ALGORITHMS[name]

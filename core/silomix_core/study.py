@@ -1,0 +1,234 @@
+"""A study: what the hospitals agreed on, in one TOML file whose SHA-256 is its identity.
+
+Everything that a party must know about the others stands here (roster, mix chain, keys), and
+everything that decides what is computed and what it costs.  Nothing else in a message is trusted
+to say otherwise.  `plan()` derives the frozen parameters.
+"""
+
+import tomllib
+from base64 import b64decode
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isfinite
+from typing import NewType
+
+from silomix_core.algorithms.catalogue import ALGORITHMS
+from silomix_core.algorithms.seam import AlgorithmPlan
+from silomix_core.fields import InvalidField, Table
+from silomix_core.losses import LossName
+from silomix_core.mechanism import Mechanism, PrivacyTarget
+from silomix_core.task import Feature, Scaling, Task
+
+StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
+VERSION = 1
+
+
+class InvalidStudy(ValueError):
+    """The file is not a study that we can run; the message says which key and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silo:
+    """One hospital: its public number of records and the keys it enrolled with."""
+
+    name: str
+    records: int
+    sign_key: bytes  # Ed25519, raw
+    node_key: bytes  # EC P-384 for Flower's node authentication, DER
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    name: str
+    address: str
+    sign_key: bytes  # Ed25519, raw
+    seal_key: bytes  # ML-KEM-768 ‖ X25519, raw
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    name: str
+    fleet_address: str  # Flower's Fleet API
+    channel_address: str  # the round channel
+    sign_key: bytes
+    seal_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """When a batch may be released: at least `minimum` reports, at most `deadline_s` of waiting."""
+
+    minimum: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    identity: StudyId
+    name: str
+    task: Task
+    algorithm: str
+    rounds: int
+    radius: float
+    clip: float
+    target: PrivacyTarget
+    batching: Batching
+    silos: tuple[Silo, ...]
+    mixes: tuple[Mix, ...]
+    server: Server
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Study":
+        """The study in these bytes, or InvalidStudy."""
+        try:
+            top = Table(tomllib.loads(content.decode("utf-8")))
+            return _study(top, StudyId(sha256(content).digest()))
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InvalidStudy(f"not a TOML file: {error}") from error
+        except (InvalidField, ValueError) as error:
+            raise InvalidStudy(str(error)) from error
+
+    def __post_init__(self) -> None:
+        if not self.silos:
+            raise ValueError("a study needs at least one silo")
+        if not self.mixes:
+            raise ValueError("a study needs at least one mix")
+        names = [party.name for party in (*self.silos, *self.mixes, self.server)]
+        if len(set(names)) != len(names):
+            raise ValueError("the parties of a study need different names")
+        if not 1 <= self.batching.minimum <= len(self.silos):
+            raise ValueError("batch.minimum must lie between 1 and the number of silos")
+        if not 1 <= self.rounds <= 1_000_000:
+            raise ValueError("algorithm.rounds must lie between 1 and 1000000")
+        if not (self.radius > 0 and self.clip > 0):
+            raise ValueError("algorithm.radius and privacy.clip must be above 0")
+        if not (isfinite(self.batching.deadline_s) and 0 < self.batching.deadline_s <= 86_400):
+            raise ValueError("batch.deadline_s must be above 0 and at most a day")
+
+    @property
+    def short_id(self) -> str:
+        return self.identity.hex()[:12]
+
+    def silo(self, name: str) -> Silo | None:
+        return next((silo for silo in self.silos if silo.name == name), None)
+
+    def mechanism(self) -> Mechanism:
+        """One noise scale for all: the one that the smallest silo needs."""
+        return Mechanism.calibrate(
+            self.target,
+            clip=self.clip,
+            rounds=self.rounds,
+            dimension=self.task.dimension,
+            records=min(silo.records for silo in self.silos),
+        )
+
+    def algorithm_plan(self, mechanism: Mechanism) -> AlgorithmPlan:
+        return AlgorithmPlan(
+            rounds=self.rounds,
+            dimension=self.task.dimension,
+            silos=len(self.silos),
+            radius=self.radius,
+            noise=mechanism.sigma,
+        )
+
+
+def _study(top: Table, identity: StudyId) -> Study:
+    if (version := top.whole("version")) != VERSION:
+        raise InvalidField(f"version {version} is not supported; this release reads {VERSION}")
+    name = top.text("name")
+    task = _task(top.table("task"))
+    algorithm = top.table("algorithm")
+    algorithm_name = algorithm.choice("name", ALGORITHMS)
+    rounds, radius = algorithm.whole("rounds"), algorithm.number("radius")
+    algorithm.finish()
+    privacy = top.table("privacy")
+    clip = privacy.number("clip")
+    epsilon, delta = privacy.number("epsilon"), privacy.number("delta")
+    privacy.finish()
+    batch = top.table("batch")
+    batching = Batching(batch.whole("minimum"), batch.number("deadline_s"))
+    batch.finish()
+    silos = tuple(_silo(row) for row in top.tables("silos"))
+    mixes = tuple(_mix(row) for row in top.tables("mixes"))
+    server = _server(top.table("server"))
+    top.finish()
+    return Study(
+        identity=identity,
+        name=name,
+        task=task,
+        algorithm=algorithm_name,
+        rounds=rounds,
+        radius=radius,
+        clip=clip,
+        target=privacy.build(lambda: PrivacyTarget(epsilon, delta)),
+        batching=batching,
+        silos=silos,
+        mixes=mixes,
+        server=server,
+    )
+
+
+def _task(table: Table) -> Task:
+    loss = LossName(table.choice("loss", [name.value for name in LossName]))
+    label = table.text("label")
+    scaling = Scaling(table.choice("scaling", [entry.value for entry in Scaling]))
+    bias = table.number("bias")
+    features = tuple(_feature(row) for row in table.tables("features"))
+    table.finish()
+    return table.build(lambda: Task(loss, label, features, scaling, bias))
+
+
+def _feature(table: Table) -> Feature:
+    name, low, high = table.text("name"), table.number("low"), table.number("high")
+    missing = table.number("missing", (low + high) / 2)
+    count = table.whole("count", 1)
+    table.finish()
+    return table.build(lambda: Feature(name, low, high, missing, count))
+
+
+def _silo(table: Table) -> Silo:
+    silo = Silo(
+        name=_name(table),
+        records=table.whole("records"),
+        sign_key=_key(table, "sign_key"),
+        node_key=_key(table, "node_key"),
+    )
+    table.finish()
+    if silo.records < 1:
+        raise InvalidField(f"silo {silo.name!r}: records must be at least 1")
+    return silo
+
+
+def _mix(table: Table) -> Mix:
+    mix = Mix(
+        name=_name(table),
+        address=table.text("address"),
+        sign_key=_key(table, "sign_key"),
+        seal_key=_key(table, "seal_key"),
+    )
+    table.finish()
+    return mix
+
+
+def _server(table: Table) -> Server:
+    server = Server(
+        name=_name(table),
+        fleet_address=table.text("fleet_address"),
+        channel_address=table.text("channel_address"),
+        sign_key=_key(table, "sign_key"),
+        seal_key=_key(table, "seal_key"),
+    )
+    table.finish()
+    return server
+
+
+def _name(table: Table) -> str:
+    name = table.text("name")
+    if not (name.isascii() and name.replace("-", "").isalnum() and len(name) <= 63):
+        raise InvalidField(f"party name {name!r}: use letters, digits and hyphens")
+    return name
+
+
+def _key(table: Table, key: str) -> bytes:
+    text = table.text(key)
+    return table.build(lambda: b64decode(text, validate=True))

@@ -1,0 +1,1 @@
+"""The wire contract: code generated from the .proto files beside this package."""

@@ -1,0 +1,1 @@
+"""What all parties do alike with bytes: keys, signatures, onions, descriptors, TLS, framing."""

@@ -1,0 +1,163 @@
+"""Keys of a party, each for one purpose, and the files they live in.
+
+sign: Ed25519, signs descriptors, reports, receipts and batches.
+seal: ML-KEM-768 + X25519, opens one layer of an onion.
+node: EC P-384, a silo's key for Flower's node authentication.
+Private keys are files that only their owner can read; they are never printed.
+"""
+
+import os
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey
+
+_SEED_BYTES, _X25519_BYTES, _MLKEM_PUBLIC_BYTES = 64, 32, 1184
+
+
+class UnusableKey(ValueError):
+    """A key file is missing, readable by others or not a key; the message names the file."""
+
+
+class ForgedSignature(ValueError):
+    """A signature does not belong to the message and the key that it claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    _key: Ed25519PrivateKey = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> "SigningKey":
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: Path) -> "SigningKey":
+        return cls(Ed25519PrivateKey.from_private_bytes(_read_secret(path, 32)))
+
+    def save(self, path: Path) -> None:
+        write_secret(path, self._key.private_bytes_raw())
+
+    @property
+    def public(self) -> bytes:
+        return self._key.public_key().public_bytes_raw()
+
+    def sign(self, purpose: str, *parts: bytes) -> bytes:
+        return self._key.sign(_signed_bytes(purpose, parts))
+
+
+def verify(public: bytes, signature: bytes, purpose: str, *parts: bytes) -> None:
+    """Return if `signature` is `public`'s over exactly these parts for this purpose, else raise."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(public)
+        key.verify(signature, _signed_bytes(purpose, parts))
+    except (InvalidSignature, ValueError) as error:
+        raise ForgedSignature(f"the signature on this {purpose} is not valid") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SealKey:
+    """The private half of a sealing key; stored as ML-KEM seed ‖ X25519 scalar."""
+
+    hpke: MLKEM768X25519PrivateKey = field(repr=False)
+    _raw: bytes = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> "SealKey":
+        mlkem = MLKEM768PrivateKey.generate().private_bytes_raw()
+        return cls._from_raw(mlkem + X25519PrivateKey.generate().private_bytes_raw())
+
+    @classmethod
+    def load(cls, path: Path) -> "SealKey":
+        return cls._from_raw(_read_secret(path, _SEED_BYTES + _X25519_BYTES))
+
+    @classmethod
+    def _from_raw(cls, raw: bytes) -> "SealKey":
+        mlkem = MLKEM768PrivateKey.from_seed_bytes(raw[:_SEED_BYTES])
+        x25519 = X25519PrivateKey.from_private_bytes(raw[_SEED_BYTES:])
+        return cls(MLKEM768X25519PrivateKey(mlkem, x25519), raw)
+
+    def save(self, path: Path) -> None:
+        write_secret(path, self._raw)
+
+    @property
+    def public(self) -> bytes:
+        mlkem = MLKEM768PrivateKey.from_seed_bytes(self._raw[:_SEED_BYTES]).public_key()
+        x25519 = X25519PrivateKey.from_private_bytes(self._raw[_SEED_BYTES:]).public_key()
+        return mlkem.public_bytes_raw() + x25519.public_bytes_raw()
+
+
+def sealing_public_key(raw: bytes) -> MLKEM768X25519PublicKey:
+    """The public key in a study file's bytes."""
+    if len(raw) != _MLKEM_PUBLIC_BYTES + _X25519_BYTES:
+        raise UnusableKey("a sealing key has 1216 bytes")
+    mlkem = MLKEM768PublicKey.from_public_bytes(raw[:_MLKEM_PUBLIC_BYTES])
+    x25519 = X25519PublicKey.from_public_bytes(raw[_MLKEM_PUBLIC_BYTES:])
+    return MLKEM768X25519PublicKey(mlkem, x25519)
+
+
+def fingerprint(public: bytes) -> bytes:
+    return sha256(public).digest()
+
+
+def generate_node_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def save_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
+    write_secret(
+        path,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+
+
+def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(_read_secret(path), password=None)
+    except ValueError as error:
+        raise UnusableKey(f"{path}: not a private key in PEM") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UnusableKey(f"{path}: not an elliptic-curve key")
+    return key
+
+
+def node_public_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Create a file that only its owner can read; an existing one is never overwritten."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _read_secret(path: Path, length: int | None = None) -> bytes:
+    try:
+        if path.stat().st_mode & 0o077:
+            raise UnusableKey(f"{path}: readable by others; run: chmod 600 {path}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnusableKey(f"{path}: {error.strerror}") from error
+    if length is not None and len(content) != length:
+        raise UnusableKey(f"{path}: expected {length} bytes, found {len(content)}")
+    return content
+
+
+def _signed_bytes(purpose: str, parts: tuple[bytes, ...]) -> bytes:
+    """Purpose and parts, each part with its length: no two lists of parts give the same bytes."""
+    framed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return b"silomix/v1/" + purpose.encode("ascii") + b"\0" + framed

@@ -1,0 +1,80 @@
+"""Mutual TLS between parties: each presents the certificate of its own name.
+
+A connection is to a *party*, not to a host: the certificate must carry the party's name, whatever
+address it was reached at.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+CHUNK_BYTES = 2**20
+_OPTIONS = [
+    ("grpc.max_receive_message_length", CHUNK_BYTES + 64 * 1024),
+    ("grpc.max_send_message_length", CHUNK_BYTES + 64 * 1024),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+]
+_SERVER_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_concurrent_streams", 64),
+]
+
+
+class UnknownPeer(PermissionError):
+    """The caller's certificate does not name a party that may make this call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A party's own certificate and the authority that it shares with the others."""
+
+    name: str
+    authority: bytes
+    certificate: bytes
+    _key: bytes = field(repr=False)
+
+    @classmethod
+    def load(cls, name: str, folder: Path) -> "Identity":
+        """From ca.crt, tls.crt and tls.key in a party's folder."""
+        return cls(
+            name=name,
+            authority=(folder / "ca.crt").read_bytes(),
+            certificate=(folder / "tls.crt").read_bytes(),
+            _key=(folder / "tls.key").read_bytes(),
+        )
+
+    def channel(self, party: str, address: str) -> grpc.aio.Channel:
+        """A channel to `party` at `address`, which must prove that it is `party`."""
+        credentials = grpc.ssl_channel_credentials(self.authority, self._key, self.certificate)
+        options = [
+            *_OPTIONS,
+            ("grpc.ssl_target_name_override", party),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+        ]
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def server(self, address: str) -> grpc.aio.Server:
+        """A server at `address` that only parties with a certificate can talk to."""
+        credentials = grpc.ssl_server_credentials(
+            [(self._key, self.certificate)], self.authority, require_client_auth=True
+        )
+        server = grpc.aio.server(options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression)
+        server.add_secure_port(address, credentials)
+        return server
+
+
+def peer_name(context: grpc.aio.ServicerContext) -> str:
+    """The party that the caller's certificate names."""
+    names = context.auth_context().get("x509_common_name", [])
+    if len(names) != 1:
+        raise UnknownPeer("the certificate names no party")
+    return str(names[0].decode("utf-8"))

@@ -1,0 +1,23 @@
+"""The ServerApp that a silomix run names: Flower's side of the coordinator."""
+
+import asyncio
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from silomix_server.config import load
+from silomix_server.coordinator import run_study
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = load(Path(str(context.run_config["server-config"])))
+    asyncio.run(run_study(config, grid))
+
+
+def no_client_app() -> None:
+    """Flower wants a ClientApp named; silos run their own and never load this one."""
+    raise RuntimeError("silos run the silomix that their own operator installed")

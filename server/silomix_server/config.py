@@ -1,0 +1,106 @@
+"""The server's configuration: one TOML file, unknown keys refused.
+
+    name = "server"
+    study = "study.toml"
+    fleet_listen = "0.0.0.0:9092"        # silos: Flower's Fleet API, nothing else of Flower
+    channel_listen = "0.0.0.0:9094"      # silos: the round channel
+    control_listen = "127.0.0.1:9093"    # this machine only: Flower's Control and Runtime APIs
+    lease_rounds = 50                    # rounds per Flower message
+    lease_deadline_s = 3600.0
+    wait_for_silos_s = 60.0
+    holdout = "holdout.csv"              # optional, public data to show progress on
+
+Relative paths start at the file's folder, which also holds ca.crt, tls.crt, tls.key, sign.key,
+seal.key and, in state/, everything that the server keeps.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from silomix_core.fields import InvalidField, Table
+from silomix_core.study import InvalidStudy, Study
+
+from silomix_server.errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    name: str
+    path: Path
+    study: Study
+    fleet_listen: str
+    channel_listen: str
+    control_listen: str
+    lease_rounds: int
+    lease_deadline_s: float
+    wait_for_silos_s: float
+    holdout: Path | None
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def state(self) -> Path:
+        folder = self.folder / "state"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+
+def load(path: Path) -> ServerConfig:
+    path = path.resolve()
+    try:
+        table = Table(tomllib.loads(path.read_text(encoding="utf-8")))
+        return _config(table, path)
+    except OSError as error:
+        raise InvalidConfig(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidField) as error:
+        raise InvalidConfig(f"{path}: {error}") from error
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidField(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def _config(table: Table, path: Path) -> ServerConfig:
+    name = table.text("name")
+    study = _study(path.parent / table.text("study"), name)
+    listens = [table.text(f"{kind}_listen") for kind in ("fleet", "channel", "control")]
+    for address in listens:
+        split_address(address)
+    if not _is_loopback(split_address(listens[2])[0]):
+        raise InvalidField("control_listen must be a loopback address: that API has no password")
+    lease_rounds = table.whole("lease_rounds", 50)
+    lease_deadline_s = table.number("lease_deadline_s", 3600.0)
+    wait_for_silos_s = table.number("wait_for_silos_s", 60.0)
+    if lease_rounds < 1 or lease_deadline_s <= 0 or wait_for_silos_s <= 0:
+        raise InvalidField("lease_rounds, lease_deadline_s and wait_for_silos_s must be above 0")
+    holdout = path.parent / table.text("holdout") if table.has("holdout") else None
+    table.finish()
+    return ServerConfig(
+        name, path, study, *listens, lease_rounds, lease_deadline_s, wait_for_silos_s, holdout
+    )
+
+
+def _study(path: Path, name: str) -> Study:
+    try:
+        study = Study.parse(path.read_bytes())
+    except OSError as error:
+        raise InvalidConfig(f"{path}: {error.strerror}") from error
+    except InvalidStudy as error:
+        raise InvalidConfig(f"{path}: {error}") from error
+    if study.server.name != name:
+        raise InvalidConfig(f"{path}: the study's server is {study.server.name!r}, not {name!r}")
+    return study
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

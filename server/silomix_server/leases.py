@@ -1,0 +1,82 @@
+"""Leases over Flower: one message to every node, one reply from each when it is over."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from silomix_core.study import Study
+from silomix_protocol import logs
+
+RECORD = "lease"
+_POLL_S = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    identity: str
+    silos: frozenset[str]
+    message_ids: tuple[str, ...]
+
+
+class LeaseOffice:
+    """Sends leases through Flower's grid and takes the replies."""
+
+    def __init__(self, study: Study, grid: Grid) -> None:
+        self._study = study
+        self._grid = grid
+
+    async def wait_for_nodes(self, wanted: int, minimum: int, timeout_s: float) -> dict[str, int]:
+        """Node ids of the silos that are online: all `wanted`, or those there when time is up."""
+        end = time.monotonic() + timeout_s
+        while True:
+            online = await asyncio.to_thread(self._online)
+            if len(online) >= wanted or time.monotonic() > end:
+                break
+            await asyncio.sleep(_POLL_S)
+        if len(online) < minimum:
+            logs.warning("too_few_silos", online=len(online), minimum=minimum)
+        return online
+
+    async def offer(self, identity: str, nodes: dict[str, int], deadline_s: float) -> Lease:
+        """One message to each of these nodes; the lease must be open when they get it."""
+        return await asyncio.to_thread(self._push, identity, nodes, deadline_s)
+
+    async def replies(self, lease: Lease, wanted: int, timeout_s: float) -> list[dict[str, str]]:
+        """What the silos said when the lease was over: at least `wanted`, or until time is up."""
+        end = time.monotonic() + timeout_s
+        waiting, replies = set(lease.message_ids), []
+        while waiting and len(replies) < wanted and time.monotonic() < end:
+            for message in await asyncio.to_thread(self._grid.pull_messages, list(waiting)):
+                waiting.discard(message.metadata.reply_to_message_id)
+                if message.has_content() and RECORD in message.content:
+                    record = message.content[RECORD]
+                    replies.append({key: str(value) for key, value in record.items()})
+            if waiting and len(replies) < wanted:
+                await asyncio.sleep(_POLL_S)
+        return replies
+
+    def _online(self) -> dict[str, int]:
+        roster = {silo.name for silo in self._study.silos}
+        return {
+            node.name: node.node_id for node in self._grid.get_nodes() if node.name in roster
+        }
+
+    def _push(self, identity: str, nodes: dict[str, int], deadline_s: float) -> Lease:
+        fields = {
+            "lease": identity,
+            "study": self._study.identity.hex(),
+            "deadline_s": str(deadline_s),
+        }
+        messages = [
+            Message(
+                RecordDict({RECORD: ConfigRecord(dict(fields))}),
+                node_id,
+                "query",
+                ttl=deadline_s + 60,
+            )
+            for node_id in nodes.values()
+        ]
+        ids = self._grid.push_messages(messages)
+        return Lease(identity, frozenset(nodes), tuple(ids))

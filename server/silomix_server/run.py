@@ -1,0 +1,125 @@
+"""`silomix server run`: starts the SuperLink and the coordinator, runs one study, ends both."""
+
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from silomix_protocol import logs
+from silomix_protocol.keys import write_secret
+
+from silomix_server.children import end, spawn
+from silomix_server.config import ServerConfig
+from silomix_server.errors import ServerError, StartFailed, StudyFailed
+from silomix_server.flower_run import FlowerRuns
+
+_START_S = 60.0
+_POLL_S = 0.2
+
+
+class Interrupted(ServerError):
+    """The server was told to stop."""
+
+
+def run(config: ServerConfig) -> None:
+    """Run the configured study to its end; raises ServerError when it does not get there."""
+    logs.configure(config.name)
+    secret = config.state / "superexec.secret"
+    if not secret.exists():
+        write_secret(secret, secrets.token_bytes(32))
+    with _stoppable(), _child(config, "superlink") as superlink, _child(config, "serverapp") as app:
+        _run_study(config, {"superlink": superlink, "serverapp": app})
+
+
+def _run_study(config: ServerConfig, children: dict[str, subprocess.Popen[bytes]]) -> None:
+    runs = FlowerRuns(config.control_listen, config.folder / "ca.crt")
+    try:
+        _wait_until_ready(runs, children, config)
+        runs.register(config.study)
+        logs.event("silos_registered", silos=len(config.study.silos))
+        run_id = runs.start(config.state / "app", config.path)
+        logs.event("run_started", run=run_id)
+        try:
+            _watch(runs, run_id, children, config)
+        except Interrupted:
+            runs.stop(run_id)
+            raise
+    finally:
+        runs.close()
+
+
+def _wait_until_ready(
+    runs: FlowerRuns, children: dict[str, subprocess.Popen[bytes]], config: ServerConfig
+) -> None:
+    end = time.monotonic() + _START_S
+    while not runs.ready():
+        _check_children(children, config)
+        if time.monotonic() > end:
+            raise StartFailed(f"the SuperLink is not up after {_START_S:g} s")
+        time.sleep(_POLL_S / 2)
+    logs.event("superlink_ready", fleet=config.fleet_listen)
+
+
+def _watch(
+    runs: FlowerRuns,
+    run_id: int,
+    children: dict[str, subprocess.Popen[bytes]],
+    config: ServerConfig,
+) -> None:
+    while not (status := runs.status(run_id)).finished:
+        if children["superlink"].poll() is not None:
+            _check_children(children, config)
+        time.sleep(_POLL_S)
+    if not status.completed:
+        raise StudyFailed(_plain(status.details))
+    logs.event("run_completed", run=run_id)
+
+
+def _check_children(children: dict[str, subprocess.Popen[bytes]], config: ServerConfig) -> None:
+    for name, child in children.items():
+        if child.poll() is not None:
+            raise StartFailed(
+                f"the {name} process ended with status {child.returncode}; "
+                f"read {_log(config, name)}"
+            )
+
+
+@contextmanager
+def _child(config: ServerConfig, module: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the server, ended whatever happens."""
+    child = spawn(
+        [sys.executable, "-m", f"silomix_server.{module}", str(config.path)],
+        _log(config, module),
+        {"FLWR_HOME": str(config.state / "flwr")},
+    )
+    try:
+        yield child
+    finally:
+        end(child)
+
+
+def _log(config: ServerConfig, module: str) -> Path:
+    return config.state / f"{module}.log"
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and SIGINT end the study in an orderly way."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise Interrupted(f"stopped by {signal.Signals(number).name}")
+
+    previous = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _plain(details: str) -> str:
+    return details.removeprefix("ServerApp failed with exception: ") or "the run failed"

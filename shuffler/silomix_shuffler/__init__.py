@@ -1,0 +1,1 @@
+"""A mix: takes sealed reports, releases them as one permuted batch, knows neither side's secret."""
