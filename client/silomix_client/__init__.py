@@ -1,1 +1,1 @@
-"""A silo: answers an approved study's queries with private, sealed reports, and keeps the ledger."""
+"""A silo: answers an approved study with private, sealed reports, and keeps the ledger."""

@@ -46,6 +46,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from silomix_protocol import logs
@@ -95,6 +96,8 @@ class FleetNode:
             )
             confirm(message_id)
         inflated = inflate_object_from_contents(message_id, contents)
+        if not isinstance(inflated, Message):
+            raise FleetUnreachable("the server sent something that is not a message")
         inflated.metadata.__dict__["_message_id"] = message_id
         return FleetMessage(_fields(inflated), inflated)
 
@@ -135,7 +138,7 @@ def join_fleet(
 ) -> Iterator[FleetNode]:
     """Activate this node at the SuperLink and keep it alive; raises FleetRefused for a key that
     nobody registered."""
-    interceptors = [
+    interceptors: list[ProtobufClientInterceptor] = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),
     ]

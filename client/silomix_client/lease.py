@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
+from typing import TYPE_CHECKING, cast
 
 import grpc
 import grpc.aio
@@ -24,6 +25,10 @@ from silomix_protocol.tls import CHUNK_BYTES, Identity
 from silomix_client.answer import StudyDesk
 from silomix_client.errors import BudgetExhausted, RefusedQuery
 from silomix_client.ledger import StoredReport
+
+if TYPE_CHECKING:
+    ChannelEvents = grpc.aio.UnaryStreamCall[channel_pb2.FollowRequest, channel_pb2.ChannelEvent]
+    SubmitCall = grpc.aio.StreamStreamCall[mix_pb2.SubmitFrame, mix_pb2.Receipt]
 
 _CHANNEL_TRIES = 6
 _SUBMIT_TRIES = 4
@@ -68,7 +73,7 @@ class LeaseHolder:
         self._channel = identity.channel(server.name, server.channel_address)
         self._mix_channel = identity.channel(mix.name, mix.address)
         self._mix = mix_pb2_grpc.MixStub(self._mix_channel)
-        self._submit: grpc.aio.StreamStreamCall | None = None
+        self._submit: SubmitCall | None = None
 
     async def follow(self, lease: Lease) -> tuple[Ending, int]:
         """Answer rounds until the lease ends; why, and how many were answered."""
@@ -97,10 +102,11 @@ class LeaseHolder:
         """Listen to the channel, dialling again a few times when it breaks."""
         stub = channel_pb2_grpc.RoundChannelStub(self._channel)
         request = channel_pb2.FollowRequest(lease=lease.identity, study=self._study.identity)
-        for attempt in range(_CHANNEL_TRIES):
+        attempt = 0
+        while attempt < _CHANNEL_TRIES:
             before = progress.answered
             try:
-                events = stub.Follow(request, wait_for_ready=True, timeout=lease.deadline_s)
+                events = stub.Follow(request, wait_for_ready=True, timeout=lease.deadline_s + 5)
                 ending = await self._listen(events, progress)
                 if ending is not None:
                     return ending
@@ -108,15 +114,12 @@ class LeaseHolder:
                 logs.warning("channel_broken", code=error.code().name)
                 if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                     return Ending.CHANNEL_LOST
-            if progress.answered > before:
-                return await self._follow(lease, progress)  # it worked in between: count anew
+            attempt = 0 if progress.answered > before else attempt + 1
             await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
         return Ending.CHANNEL_LOST
 
-    async def _listen(
-        self, events: grpc.aio.UnaryStreamCall, progress: _Progress
-    ) -> Ending | None:
-        while (event := await events.read()) is not grpc.aio.EOF:
+    async def _listen(self, events: "ChannelEvents", progress: _Progress) -> Ending | None:
+        while (event := await _next(events)) is not None:
             kind = event.WhichOneof("event")
             if kind == "opened":
                 query = await _read_query(events, event.opened.query_bytes, self._study)
@@ -169,7 +172,7 @@ class LeaseHolder:
         receipt = await call.read()
         if receipt is grpc.aio.EOF:
             raise asyncio.InvalidStateError("the mix closed the stream")
-        return receipt
+        return cast(mix_pb2.Receipt, receipt)
 
     def _check_receipt(
         self, receipt: mix_pb2.Receipt, descriptor: Descriptor, digest: bytes
@@ -198,14 +201,19 @@ class LeaseHolder:
             logs.warning("report_missing", round=descriptor.round, times=progress.missing)
 
 
-async def _read_query(events: grpc.aio.UnaryStreamCall, size: int, study: Study) -> bytes:
+async def _next(events: "ChannelEvents") -> channel_pb2.ChannelEvent | None:
+    event = await events.read()
+    return None if event is grpc.aio.EOF else cast(channel_pb2.ChannelEvent, event)
+
+
+async def _read_query(events: "ChannelEvents", size: int, study: Study) -> bytes:
     """The serialized query that follows an opened round."""
     if size > 8 * study.task.dimension + 64:
         raise RefusedQuery("the query is larger than the study allows")
     query = bytearray()
     while len(query) < size:
-        event = await events.read()
-        if event is grpc.aio.EOF or event.WhichOneof("event") != "query_chunk":
+        event = await _next(events)
+        if event is None or event.WhichOneof("event") != "query_chunk":
             raise RefusedQuery("the query broke off")
         query += event.query_chunk
     return bytes(query)

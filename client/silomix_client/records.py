@@ -52,7 +52,9 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[list[float]]:
     except OSError as error:
         raise BadRecords(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BadRecords(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise BadRecords(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from error
     except csv.Error as error:
         raise BadRecords(f"{path}: not a CSV file: {error}") from error
 

@@ -5,6 +5,7 @@ import signal
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
+from silomix_core.noise import prepare_tables
 from silomix_core.study import StudyId
 from silomix_protocol import logs
 from silomix_protocol.keys import SigningKey, load_node_key
@@ -21,7 +22,7 @@ from silomix_client.fleet import (
     join_fleet,
 )
 from silomix_client.lease import Lease, LeaseHolder
-from silomix_client.ledger import Ledger
+from silomix_client.ledger import Approval, Ledger
 from silomix_client.snapshot import thaw
 
 _POLL_S = (0.2, 2.0)  # first and longest pause between two looks for a lease
@@ -55,6 +56,8 @@ class _Process:
         if not approvals:
             raise NotApproved("no study is approved; run: silomix silo approve STUDY.toml")
         addresses = {entry.study.server.fleet_address for entry in approvals}
+        for entry in approvals:
+            self._holders[entry.study.identity] = self._holder(entry)
         try:
             await asyncio.gather(*(self._serve(address) for address in sorted(addresses)))
         finally:
@@ -131,12 +134,14 @@ class _Process:
         if not 0 < lease.deadline_s <= 7 * 86_400:
             raise SiloError("a lease lasts at most a week")
         if study not in self._holders:
-            self._holders[study] = self._holder(study)
+            self._holders[study] = self._holder(self._ledger.approval(study))
         return lease, self._holders[study]
 
-    def _holder(self, study: StudyId) -> LeaseHolder:
-        approval = self._ledger.approval(study)
-        records = thaw(study, approval.snapshot, self._config.state / "snapshots")
+    def _holder(self, approval: Approval) -> LeaseHolder:
+        """Everything that is ready before the first query comes."""
+        folder = self._config.state / "snapshots"
+        records = thaw(approval.study.identity, approval.snapshot, folder)
+        prepare_tables()
         desk = StudyDesk(
             self._config.name, approval, records, self._ledger, lambda: datetime.now(UTC)
         )

@@ -24,28 +24,27 @@ class Table:
         return self._take(key, str, "a string", default)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        value = self._take(key, int, "a whole number", default)
-        if isinstance(value, bool):
-            raise InvalidField(f"{self._path(key)}: expected a whole number")
-        return value
+        return self._take(key, int, "a whole number", default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self._take(key, (int, float), "a number", default)
-        if isinstance(value, bool) or not isfinite(value):
+        if type(self._left.get(key)) is int:
+            return float(self.whole(key))
+        value = self._take(key, float, "a number", default)
+        if not isfinite(value):
             raise InvalidField(f"{self._path(key)}: expected a finite number")
-        return float(value)
+        return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        value = self._take(key, list, "a list of strings", None)
+        value = self._take(key, list, "a list of strings")
         if not all(isinstance(item, str) for item in value):
             raise InvalidField(f"{self._path(key)}: expected a list of strings")
         return tuple(value)
 
     def table(self, key: str) -> "Table":
-        return Table(self._take(key, dict, "a table", None), self._path(key))
+        return Table(self._take(key, dict, "a table"), self._path(key))
 
     def tables(self, key: str) -> list["Table"]:
-        rows = self._take(key, list, "an array of tables", None)
+        rows = self._take(key, list, "an array of tables")
         return [Table(row, f"{self._path(key)}[{index}]") for index, row in enumerate(rows)]
 
     def has(self, key: str) -> bool:
@@ -72,13 +71,15 @@ class Table:
             names = ", ".join(self._path(key) for key in sorted(self._left))
             raise InvalidField(f"unknown key: {names}")
 
-    def _take(self, key, kind, described, default):  # type: ignore[no-untyped-def]
+    def _take(
+        self, key: str, kind: type[Value], described: str, default: Value | None = None
+    ) -> Value:
         if key not in self._left:
             if default is None:
                 raise InvalidField(f"missing key: {self._path(key)} ({described})")
             return default
         value = self._left.pop(key)
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise InvalidField(f"{self._path(key)}: expected {described}, got {value!r}")
         return value
 

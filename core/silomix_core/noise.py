@@ -39,6 +39,12 @@ def discrete_gaussian(count: int, random_bytes: RandomBytes) -> NDArray[np.int64
     return coarse
 
 
+def prepare_tables() -> None:
+    """Compute the tables now (about 0.1 s) rather than with the first sample."""
+    _table(_FINE_VARIANCE)
+    _table(_COARSE_VARIANCE)
+
+
 def _look_up(
     table: tuple[NDArray[np.uint64], NDArray[np.uint64], int], count: int, random_bytes: RandomBytes
 ) -> NDArray[np.int64]:

@@ -93,7 +93,8 @@ class Study:
             raise ValueError("a study needs at least one silo")
         if not self.mixes:
             raise ValueError("a study needs at least one mix")
-        names = [party.name for party in (*self.silos, *self.mixes, self.server)]
+        names = [silo.name for silo in self.silos] + [mix.name for mix in self.mixes]
+        names.append(self.server.name)
         if len(set(names)) != len(names):
             raise ValueError("the parties of a study need different names")
         if not 1 <= self.batching.minimum <= len(self.silos):

@@ -73,4 +73,5 @@ class ClippedSum:
 def to_grid(total: NDArray[np.int64], records: int, mechanism: Mechanism) -> NDArray[np.int64]:
     """The mean in grid units, rounded; exact to ½ + 2⁻¹⁰ (|values| ≤ 2⁴³, see `Mechanism`)."""
     factor = 1.0 / (UNIT * _RESIDUAL_UNIT * records * mechanism.grid)
-    return np.rint(total * factor).astype(np.int64)
+    rounded: NDArray[np.int64] = np.rint(total * factor).astype(np.int64)
+    return rounded

@@ -38,9 +38,7 @@ class Batch:
 
 def frames(batch: Batch, key: SigningKey) -> Iterator[mix_pb2.BatchFrame]:
     """The batch as messages, ending with what this mix signs about it."""
-    header = mix_pb2.BatchHeader(
-        descriptor=batch.descriptor.to_wire(), reports=len(batch.reports)
-    )
+    header = mix_pb2.BatchHeader(descriptor=batch.descriptor.to_wire(), reports=len(batch.reports))
     yield mix_pb2.BatchFrame(header=header)
     for chunk in _chunks(batch.reports):
         yield mix_pb2.BatchFrame(chunk=chunk)

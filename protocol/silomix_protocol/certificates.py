@@ -51,7 +51,7 @@ class Authority:
     def issue(
         self, name: str, hosts: tuple[str, ...], now: datetime, *, serves: bool, days: int = 90
     ) -> IssuedCertificate:
-        """A certificate for party `name`, reachable at `hosts`; `serves`: it may act as a server."""
+        """A certificate for party `name` at `hosts`; `serves`: it may act as a server."""
         key = ec.generate_private_key(ec.SECP256R1())
         authority_name = self.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0]
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -112,6 +112,4 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

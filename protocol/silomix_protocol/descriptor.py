@@ -77,7 +77,7 @@ def study_of(signed: round_pb2.SignedDescriptor) -> StudyId:
 
 
 def check(signed: round_pb2.SignedDescriptor, study: Study) -> Descriptor:
-    """The descriptor, if the study's coordinator signed it and every field agrees with the study."""
+    """The descriptor, if the coordinator signed it and every field agrees with the study."""
     try:
         verify(study.server.sign_key, signed.signature, "descriptor", signed.descriptor)
     except ForgedSignature as error:

@@ -6,9 +6,15 @@ address it was reached at.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+
+if TYPE_CHECKING:
+    ServerContext = grpc.aio.ServicerContext[Any, Any]
+else:
+    ServerContext = grpc.aio.ServicerContext
 
 CHUNK_BYTES = 2**20
 _OPTIONS = [
@@ -67,14 +73,16 @@ class Identity:
         credentials = grpc.ssl_server_credentials(
             [(self._key, self.certificate)], self.authority, require_client_auth=True
         )
-        server = grpc.aio.server(options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression)
+        server = grpc.aio.server(
+            options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression
+        )
         server.add_secure_port(address, credentials)
         return server
 
 
-def peer_name(context: grpc.aio.ServicerContext) -> str:
+def peer_name(context: ServerContext) -> str:
     """The party that the caller's certificate names."""
-    names = context.auth_context().get("x509_common_name", [])
+    names = list(context.auth_context().get("x509_common_name", []))
     if len(names) != 1:
         raise UnknownPeer("the certificate names no party")
-    return str(names[0].decode("utf-8"))
+    return names[0].decode("utf-8")

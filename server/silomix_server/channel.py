@@ -15,7 +15,7 @@ from silomix_proto import channel_pb2, channel_pb2_grpc
 from silomix_protocol import logs
 from silomix_protocol.descriptor import Descriptor
 from silomix_protocol.keys import SigningKey
-from silomix_protocol.tls import CHUNK_BYTES, UnknownPeer, peer_name
+from silomix_protocol.tls import CHUNK_BYTES, ServerContext, UnknownPeer, peer_name
 
 _Queue = asyncio.Queue[channel_pb2.ChannelEvent]
 
@@ -38,7 +38,7 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
         self._changed = asyncio.Event()
 
     async def Follow(  # noqa: N802
-        self, request: channel_pb2.FollowRequest, context: grpc.aio.ServicerContext
+        self, request: channel_pb2.FollowRequest, context: ServerContext
     ) -> AsyncIterator[channel_pb2.ChannelEvent]:
         try:
             silo = self._admit(request, context)
@@ -62,9 +62,7 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
                 del self._followers[silo]
                 self._notify()
 
-    def _admit(
-        self, request: channel_pb2.FollowRequest, context: grpc.aio.ServicerContext
-    ) -> str:
+    def _admit(self, request: channel_pb2.FollowRequest, context: ServerContext) -> str:
         silo = peer_name(context)
         if self._study.silo(silo) is None or request.study != self._study.identity:
             raise UnknownPeer("this study does not enrol you")
@@ -99,9 +97,7 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
 
     def open_round(self, descriptor: Descriptor, query: bytes) -> None:
         """Ask everybody whom the descriptor names."""
-        self._current = _CurrentRound(
-            frozenset(descriptor.silos), list(_opened(descriptor, query))
-        )
+        self._current = _CurrentRound(frozenset(descriptor.silos), list(_opened(descriptor, query)))
         for event in self._current.events:
             self._tell(event, self._current.silos)
 
@@ -115,9 +111,7 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
         self._current = None
         self._tell(channel_pb2.ChannelEvent(closed=closed))
 
-    def _tell(
-        self, event: channel_pb2.ChannelEvent, silos: frozenset[str] | None = None
-    ) -> None:
+    def _tell(self, event: channel_pb2.ChannelEvent, silos: frozenset[str] | None = None) -> None:
         for silo, queue in self._followers.items():
             if silos is None or silo in silos:
                 queue.put_nowait(event)

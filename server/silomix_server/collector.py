@@ -33,7 +33,9 @@ class Collected:
 class Collector:
     """The coordinator's connection to the last mix of the chain."""
 
-    def __init__(self, study: Study, mechanism: Mechanism, key: SealKey, identity: Identity) -> None:
+    def __init__(
+        self, study: Study, mechanism: Mechanism, key: SealKey, identity: Identity
+    ) -> None:
         self._study = study
         self._mechanism = mechanism
         self._key = key
@@ -51,9 +53,7 @@ class Collector:
                 descriptor.to_wire(), timeout=self._timeout_s, wait_for_ready=True
             )
             last = self._study.mixes[-1]
-            batch = await read_batch(
-                aiter(call), self._study, last.sign_key, self._sealed_bytes
-            )
+            batch = await read_batch(aiter(call), self._study, last.sign_key, self._sealed_bytes)
         except grpc.aio.AioRpcError as error:
             logs.warning("batch_lost", round=descriptor.round, code=error.code().name)
             return _nothing()

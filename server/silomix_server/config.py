@@ -83,7 +83,16 @@ def _config(table: Table, path: Path) -> ServerConfig:
     holdout = path.parent / table.text("holdout") if table.has("holdout") else None
     table.finish()
     return ServerConfig(
-        name, path, study, *listens, lease_rounds, lease_deadline_s, wait_for_silos_s, holdout
+        name=name,
+        path=path,
+        study=study,
+        fleet_listen=listens[0],
+        channel_listen=listens[1],
+        control_listen=listens[2],
+        lease_rounds=lease_rounds,
+        lease_deadline_s=lease_deadline_s,
+        wait_for_silos_s=wait_for_silos_s,
+        holdout=holdout,
     )
 
 

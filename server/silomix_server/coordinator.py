@@ -31,6 +31,7 @@ from silomix_server.leases import Lease, LeaseOffice
 _FOLLOW_S = 30.0  # from a lease's message to all its silos on the channel
 _REJOIN_S = 10.0  # how long to wait when too few silos follow
 _REPLY_S = 15.0
+_RENEW = 0.8  # a lease is renewed after this part of its deadline
 PROGRESS = "progress.jsonl"
 MODEL = "model.npz"
 
@@ -69,6 +70,7 @@ class Coordinator:
         channel_pb2_grpc.add_RoundChannelServicer_to_server(self._channel, self._server)
         self._lease: Lease | None = None
         self._lease_left = 0
+        self._lease_ends = 0.0
         self._gone: frozenset[str] = frozenset()
 
     async def run(self) -> NDArray[np.float64]:
@@ -78,9 +80,9 @@ class Coordinator:
         steps = algorithm(self._study.algorithm).start(plan)
         query = next(steps)
         past = self._journal.rounds()
-        number = 0
+        number = len(past)
         try:
-            for number, result in enumerate(past, start=1):
+            for result in past:
                 query = steps.send(self._aggregate(result))
             if past:
                 logs.event("study_resumed", after_round=number)
@@ -118,7 +120,8 @@ class Coordinator:
     def _aggregate(self, result: ClosedRound) -> Aggregate | None:
         if result.total is None:
             return None
-        return Aggregate(result.total * (self._mechanism.grid / result.reports), result.reports)
+        scale = self._mechanism.grid / result.reports
+        return Aggregate(result.total.astype(np.float64) * scale, result.reports)
 
     def _report_progress(
         self, number: int, query: Query, collected: Collected, asked: int, seconds: float
@@ -130,7 +133,7 @@ class Coordinator:
             "dropped": collected.dropped,
             "void": collected.result.total is None,
             "seconds": round(seconds, 6),
-            "closed_at": round(time.time(), 3),
+            "closed_at": round(time.time(), 6),
         }
         if self._holdout is not None:  # of the model before this round's step
             line |= self._holdout.score(query.model)
@@ -142,7 +145,7 @@ class Coordinator:
 
     async def _silos(self) -> frozenset[str]:
         """Who can be asked now: the followers of a lease that has rounds left."""
-        if self._lease is None or not self._lease_left:
+        if self._lease is None or not self._lease_left or time.monotonic() > self._lease_ends:
             await self._next_lease()
         minimum = self._study.batching.minimum
         followers = self._channel.followers
@@ -172,6 +175,7 @@ class Coordinator:
         self._channel.open_lease(identity)
         self._lease = await self._office.offer(identity, nodes, config.lease_deadline_s)
         self._lease_left = config.lease_rounds
+        self._lease_ends = time.monotonic() + _RENEW * config.lease_deadline_s
         logs.event("lease_offered", lease=identity, silos=len(nodes), rounds=self._lease_left)
         await self._channel.wait_for(frozenset(nodes) - self._gone, _FOLLOW_S)
 

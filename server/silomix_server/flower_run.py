@@ -94,9 +94,7 @@ class FlowerRuns:
         folder.mkdir(exist_ok=True)
         (folder / "pyproject.toml").write_text(_APP.format(path=server_config), encoding="utf-8")
         fab = build_fab_from_disk(folder)
-        request = StartRunRequest(
-            fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
-        )
+        request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})))
         try:
             return int(self._client.StartRun(request).run_id)
         except httpx.HTTPStatusError as error:

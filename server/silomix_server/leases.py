@@ -46,7 +46,8 @@ class LeaseOffice:
     async def replies(self, lease: Lease, wanted: int, timeout_s: float) -> list[dict[str, str]]:
         """What the silos said when the lease was over: at least `wanted`, or until time is up."""
         end = time.monotonic() + timeout_s
-        waiting, replies = set(lease.message_ids), []
+        waiting = set(lease.message_ids)
+        replies: list[dict[str, str]] = []
         while waiting and len(replies) < wanted and time.monotonic() < end:
             for message in await asyncio.to_thread(self._grid.pull_messages, list(waiting)):
                 waiting.discard(message.metadata.reply_to_message_id)
@@ -59,9 +60,7 @@ class LeaseOffice:
 
     def _online(self) -> dict[str, int]:
         roster = {silo.name for silo in self._study.silos}
-        return {
-            node.name: node.node_id for node in self._grid.get_nodes() if node.name in roster
-        }
+        return {node.name: node.node_id for node in self._grid.get_nodes() if node.name in roster}
 
     def _push(self, identity: str, nodes: dict[str, int], deadline_s: float) -> Lease:
         fields = {

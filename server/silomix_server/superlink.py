@@ -32,7 +32,9 @@ from silomix_server.config import ServerConfig, load, split_address
 _FLEET = "/v1/fleet/"
 
 Scope = MutableMapping[str, Any]
-Asgi = Callable[[Scope, Callable[..., Awaitable[Any]], Callable[..., Awaitable[None]]], Awaitable[None]]
+Asgi = Callable[
+    [Scope, Callable[..., Awaitable[Any]], Callable[..., Awaitable[None]]], Awaitable[None]
+]
 
 
 def only_fleet(app: Asgi) -> Asgi:

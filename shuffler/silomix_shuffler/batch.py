@@ -60,8 +60,12 @@ class OpenBatch:
     def complete(self, gone: frozenset[str]) -> bool:
         """Whether nobody is left to wait for, silos in `gone` not being waited for."""
         enough = self._received >= self.descriptor.minimum_batch
-        waiting = set(self.descriptor.silos) - set(self._admitted) - (gone if enough else set())
+        waiting = self.missing() - (gone if enough else frozenset())
         return not waiting and self._received == len(self._admitted)
+
+    def missing(self) -> frozenset[str]:
+        """Silos that the round waits for and that sent nothing."""
+        return frozenset(self.descriptor.silos) - frozenset(self._admitted)
 
     def release(self, shuffle: Shuffle) -> Batch:
         """Close the batch: its reports in random order, or none below the minimum."""

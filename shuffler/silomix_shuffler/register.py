@@ -29,7 +29,7 @@ class RoundRegister:
         self._database.execute(_SCHEMA)
 
     def open(self, descriptor: Descriptor) -> bool:
-        """True if the round was not known before; WrongRound if it belongs to another descriptor."""
+        """True if the round is new; WrongRound if it belongs to another descriptor."""
         row = self._database.execute(
             "SELECT digest FROM rounds WHERE study = ? AND round = ?",
             (descriptor.study, descriptor.round),

@@ -26,7 +26,7 @@ from silomix_protocol.descriptor import (
 )
 from silomix_protocol.keys import ForgedSignature, SealKey, SigningKey, verify
 from silomix_protocol.onion import UnopenableLayer, encapsulated_key, onion_bytes, open_layer
-from silomix_protocol.tls import Identity, UnknownPeer, peer_name
+from silomix_protocol.tls import Identity, ServerContext, UnknownPeer, peer_name
 
 from silomix_shuffler.batch import OpenBatch, State
 from silomix_shuffler.errors import Refused, WrongLength, WrongRound, WrongSender
@@ -71,9 +71,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     ) -> None:
         self._identity = identity
         self._studies: dict[StudyId, Study] = {study.identity: study for study in studies}
-        self._report_bytes = {
-            study.identity: report_bytes(study.mechanism()) for study in studies
-        }
+        self._report_bytes = {study.identity: report_bytes(study.mechanism()) for study in studies}
         self._sign_key, self._seal_key = sign_key, seal_key
         self._register = register
         self._grace_s = grace_s
@@ -89,7 +87,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def Submit(  # noqa: N802
         self,
         request_iterator: AsyncIterator[mix_pb2.SubmitFrame],
-        context: grpc.aio.ServicerContext,
+        context: ServerContext,
     ) -> AsyncIterator[mix_pb2.Receipt]:
         try:
             silo = peer_name(context)
@@ -124,6 +122,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         receipt = mix_pb2.Receipt(digest=descriptor.digest, report=digest)
         try:
             current = self._open(study, descriptor)
+            self._gone.discard(silo)
             if current.batch.admit(silo, digest):
                 self._start(self._add(current, onion))
         except Refused as refusal:
@@ -165,7 +164,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def Forward(  # noqa: N802
         self,
         request_iterator: AsyncIterator[mix_pb2.BatchFrame],
-        context: grpc.aio.ServicerContext,
+        context: ServerContext,
     ) -> mix_pb2.ForwardReceipt:
         try:
             await self._take_batch(peer_name(context), request_iterator)
@@ -199,7 +198,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     # Collect: the coordinator fetches what the last mix released --------------------------------
 
     async def Collect(  # noqa: N802
-        self, request: round_pb2.SignedDescriptor, context: grpc.aio.ServicerContext
+        self, request: round_pb2.SignedDescriptor, context: ServerContext
     ) -> AsyncIterator[mix_pb2.BatchFrame]:
         try:
             study = self._study(request)
@@ -266,6 +265,8 @@ class MixService(mix_pb2_grpc.MixServicer):
     def _at_deadline(self, current: _Round) -> None:
         if current.batch.state is State.OPEN:
             logs.warning("round_deadline", round=current.batch.descriptor.round)
+            if self._hop(current.study) == 0:
+                self._gone |= current.batch.missing()  # later rounds do not wait for them
             self._release(current)
 
     def _release(self, current: _Round) -> None:
@@ -360,7 +361,7 @@ async def _chain(
         yield frame
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+async def _abort(context: ServerContext, error: Exception) -> None:
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
     logs.warning("call_refused", code=code.name, reason=error)
     await context.abort(code, str(error))

@@ -106,6 +106,7 @@ def _round_line(line: dict[str, float], rounds: int) -> str:
     void = " (void: too few reports)" if line["void"] else ""
     return (
         f"round {int(line['round']):>3}/{rounds}  loss {line['loss']:.4f}  "
-        f"error {100 * line['error']:5.2f} %  reports {int(line['accepted'])}/{int(line['asked'])}  "
+        f"error {100 * line['error']:5.2f} %  "
+        f"reports {int(line['accepted'])}/{int(line['asked'])}  "
         f"{1000 * line['seconds']:6.1f} ms{void}"
     )

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -85,15 +86,16 @@ class Processes:
 
     def measure(self) -> None:
         """Note the largest resident size of each kind of process so far."""
+        for kind, pid in self.members():
+            self.peak_rss_mb[kind] = max(self.peak_rss_mb.get(kind, 0.0), _peak_rss_mb(pid))
+
+    def members(self) -> Iterator[tuple[str, int]]:
+        """Kind and id of every process; the server's own children are kinds of their own."""
         for process in self.running:
-            self._note(process.role.value, process.child.pid)
+            yield process.role.value, process.child.pid
             if process.role is Role.SERVER:
                 for child in _children(process.child.pid):
-                    self._note(_kind(child), child.pid)
-
-    def _note(self, kind: str, pid: int) -> None:
-        peak = _peak_rss_mb(pid)
-        self.peak_rss_mb[kind] = max(self.peak_rss_mb.get(kind, 0.0), peak)
+                    yield _kind(child), child.pid
 
 
 def tail(log: Path, lines: int) -> list[str]:

@@ -79,7 +79,9 @@ def run_demo(options: DemoOptions) -> int:
         except KeyboardInterrupt:
             raise DemoFailed(f"interrupted; logs are in {options.out / 'logs'}") from None
     console.print(table(summary))
-    console.print(f"everything is in {options.out}/ (model.npz, summary.json, rounds.csv, study.png)")
+    console.print(
+        f"everything is in {options.out}/ (model.npz, summary.json, rounds.csv, study.png)"
+    )
     return 0
 
 
@@ -94,7 +96,7 @@ def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
         raise DemoFailed(f"a batch of {options.minimum} needs more than {options.silos} silos")
     data = load(options.data, options.label, options.silos, options.seed)
     _make_room(options.out)
-    ports = _free_ports(3 + options.mixes)
+    ports = free_ports(3 + options.mixes)
     fleet, channel, control, *mixes = (f"127.0.0.1:{port}" for port in ports)
     choices = StudyChoices(
         name=f"{data.name} demo",
@@ -139,9 +141,9 @@ def _run(options: DemoOptions, console: Console, started: float) -> Summary:
             while server.child.poll() is None:
                 processes.check()
                 processes.measure()
-                display.show(_moment(made, processes, time.monotonic() - started, logs))
+                display.show(_moment(made, processes, time.monotonic() - started))
                 time.sleep(_REFRESH_S)
-            display.show(_moment(made, processes, time.monotonic() - started, logs))
+            display.show(_moment(made, processes, time.monotonic() - started))
         processes.check()
         peaks = {role: round(peak, 1) for role, peak in processes.peak_rss_mb.items()}
     return _finish(options, made, data, peaks, started)
@@ -158,8 +160,7 @@ def _approve(config: Path, made: Consortium, console: Console) -> None:
     )
 
 
-def _moment(made: Consortium, processes: Processes, seconds: float, logs: Path) -> Moment:
-    del logs
+def _moment(made: Consortium, processes: Processes, seconds: float) -> Moment:
     spent = {line.silo: line.epsilon_spent for line in _ledgers(made)}
     return Moment(
         seconds=seconds,
@@ -256,7 +257,7 @@ def _make_room(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for entry in sockets:

@@ -104,9 +104,7 @@ def draw(progress: list[dict[str, float]], summary: Summary, study: Study, path:
     top.plot(rounds, [100 * line["error"] for line in progress], color="tab:blue", label="model")
     top.axhline(100 * summary.pooled_error, color="tab:green", ls="--", label="pooled, non-private")
     top.axhline(100 * summary.majority_error, color="tab:gray", ls=":", label="majority class")
-    top.plot(
-        [rounds[-1]], [100 * summary.test_error], "o", color="tab:blue", label="final model"
-    )
+    top.plot([rounds[-1]], [100 * summary.test_error], "o", color="tab:blue", label="final model")
     top.set_ylabel("error on the public hold-out, %")
     top.set_ylim(bottom=0)
     top.legend(loc="upper right")

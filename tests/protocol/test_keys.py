@@ -1,0 +1,240 @@
+"""Keys: a signature is for one purpose and one list of parts; a private key stays with its owner."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+from silomix_protocol.keys import (
+    ForgedSignature,
+    SealKey,
+    SigningKey,
+    UnusableKey,
+    fingerprint,
+    generate_node_key,
+    load_node_key,
+    node_public_bytes,
+    save_node_key,
+    sealing_public_key,
+    verify,
+    write_secret,
+)
+
+KEY = SigningKey.generate()
+PARTS = st.lists(st.binary(max_size=12), max_size=4)
+
+
+class Key(Protocol):
+    @property
+    def public(self) -> bytes: ...
+
+    def save(self, path: Path) -> None: ...
+
+
+KINDS = pytest.mark.parametrize("kind", [SigningKey, SealKey])
+
+
+# Signatures -------------------------------------------------------------------------------------
+
+
+@given(parts=PARTS)
+def test_a_signature_verifies_over_what_was_signed(parts: list[bytes]) -> None:
+    verify(KEY.public, KEY.sign("report", *parts), "report", *parts)
+
+
+@given(signed=PARTS, claimed=PARTS)
+def test_a_signature_is_for_exactly_its_parts(signed: list[bytes], claimed: list[bytes]) -> None:
+    signature = KEY.sign("report", *signed)
+    if signed == claimed:
+        verify(KEY.public, signature, "report", *claimed)
+    else:
+        with pytest.raises(ForgedSignature):
+            verify(KEY.public, signature, "report", *claimed)
+
+
+@given(parts=st.lists(st.binary(min_size=1, max_size=8), min_size=2, max_size=4), data=st.data())
+def test_a_byte_cannot_move_from_one_part_to_the_next(
+    parts: list[bytes], data: st.DataObject
+) -> None:
+    signature = KEY.sign("batch", *parts)
+    at = data.draw(st.integers(0, len(parts) - 2))
+    moved = [*parts]
+    moved[at], moved[at + 1] = parts[at][:-1], parts[at][-1:] + parts[at + 1]
+    assert b"".join(moved) == b"".join(parts)
+    with pytest.raises(ForgedSignature):
+        verify(KEY.public, signature, "batch", *moved)
+
+
+@pytest.mark.parametrize(
+    ("signed", "claimed"), [("report", "receipt"), ("report", "repor"), ("batch", "batch2")]
+)
+def test_a_signature_is_for_one_purpose(signed: str, claimed: str) -> None:
+    with pytest.raises(ForgedSignature, match=claimed):
+        verify(KEY.public, KEY.sign(signed, b"x"), claimed, b"x")
+
+
+def test_the_end_of_the_purpose_cannot_become_a_part() -> None:
+    """The framing of one part begins with seven zero bytes; a purpose cannot swallow them."""
+    signature = KEY.sign("report", b"")
+    with pytest.raises(ForgedSignature):
+        verify(KEY.public, signature, "report\0" + "\0" * 7)
+
+
+def test_another_key_did_not_sign_it() -> None:
+    with pytest.raises(ForgedSignature):
+        verify(SigningKey.generate().public, KEY.sign("report", b"x"), "report", b"x")
+
+
+@pytest.mark.parametrize("signature", [b"", b"short", bytes(64), bytes(65)])
+def test_bytes_that_are_no_signature_are_forged(signature: bytes) -> None:
+    with pytest.raises(ForgedSignature):
+        verify(KEY.public, signature, "report", b"x")
+
+
+@pytest.mark.parametrize("public", [b"", b"x" * 31, b"x" * 33, b"\xff" * 32])
+def test_bytes_that_are_no_key_verify_nothing(public: bytes) -> None:
+    with pytest.raises(ForgedSignature):
+        verify(public, KEY.sign("report", b"x"), "report", b"x")
+
+
+@given(bit=st.integers(0, 511))
+def test_no_bit_of_a_signature_may_flip(bit: int) -> None:
+    signature = bytearray(KEY.sign("report", b"x"))
+    signature[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ForgedSignature):
+        verify(KEY.public, bytes(signature), "report", b"x")
+
+
+def test_the_message_of_a_forgery_carries_no_data() -> None:
+    with pytest.raises(ForgedSignature) as raised:
+        verify(KEY.public, bytes(64), "report", b"canary")
+    assert str(raised.value) == "the signature on this report is not valid"
+
+
+# Key files --------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_a_key_comes_back_from_its_file(kind: type[SigningKey | SealKey], tmp_path: Path) -> None:
+    key = kind.generate()
+    key.save(tmp_path / "key")
+    assert kind.load(tmp_path / "key").public == key.public
+
+
+def test_a_node_key_comes_back_from_its_file(tmp_path: Path) -> None:
+    key = generate_node_key()
+    save_node_key(key, tmp_path / "node.key")
+    assert node_public_bytes(load_node_key(tmp_path / "node.key")) == node_public_bytes(key)
+
+
+SAVERS: list[Callable[[Path], None]] = [
+    lambda path: SigningKey.generate().save(path),
+    lambda path: SealKey.generate().save(path),
+    lambda path: save_node_key(generate_node_key(), path),
+    lambda path: write_secret(path, b"secret"),
+]
+
+
+@pytest.mark.parametrize("save", SAVERS)
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_only_the_owner_can_read_a_key_file(
+    save: Callable[[Path], None], umask: int, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        save(tmp_path / "key")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("save", SAVERS)
+def test_a_key_file_is_never_overwritten(save: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(b"precious")
+    with pytest.raises(FileExistsError):
+        save(path)
+    assert path.read_bytes() == b"precious"
+
+
+def test_a_key_is_not_written_through_a_planted_link(tmp_path: Path) -> None:
+    (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        SigningKey.generate().save(tmp_path / "key")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@KINDS
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610, 0o601])
+def test_a_key_open_to_others_is_refused_and_the_message_says_chmod(
+    kind: type[SigningKey | SealKey], mode: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "key"
+    kind.generate().save(path)
+    path.chmod(mode)
+    with pytest.raises(UnusableKey, match=f"chmod 600 {path}"):
+        kind.load(path)
+
+
+@KINDS
+def test_a_missing_key_is_named(kind: type[SigningKey | SealKey], tmp_path: Path) -> None:
+    with pytest.raises(UnusableKey, match=f"{tmp_path / 'key'}: No such file"):
+        kind.load(tmp_path / "key")
+
+
+@KINDS
+@pytest.mark.parametrize("change", [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda _: b""])
+def test_a_key_file_of_another_length_is_refused(
+    kind: type[SigningKey | SealKey], change: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    kind.generate().save(tmp_path / "whole")
+    write_secret(tmp_path / "key", change((tmp_path / "whole").read_bytes()))
+    with pytest.raises(UnusableKey, match="expected"):
+        kind.load(tmp_path / "key")
+
+
+def test_a_node_key_must_be_an_elliptic_curve_key(tmp_path: Path) -> None:
+    other = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_secret(tmp_path / "ed25519", other)
+    write_secret(tmp_path / "noise", b"noise")
+    with pytest.raises(UnusableKey, match="elliptic-curve"):
+        load_node_key(tmp_path / "ed25519")
+    with pytest.raises(UnusableKey, match="PEM"):
+        load_node_key(tmp_path / "noise")
+
+
+@KINDS
+def test_the_repr_of_a_key_shows_no_secret(
+    kind: type[SigningKey | SealKey], tmp_path: Path
+) -> None:
+    key = kind.generate()
+    key.save(tmp_path / "key")
+    shown = f"{key!r} {key}"
+    assert shown == f"{kind.__name__}() {kind.__name__}()"
+    secret = (tmp_path / "key").read_bytes()
+    assert secret.hex() not in shown
+    assert repr(secret) not in shown
+
+
+# Public keys ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 32, 1215, 1217])
+def test_a_sealing_key_has_one_length(length: int) -> None:
+    with pytest.raises(UnusableKey, match="1216"):
+        sealing_public_key(bytes(length))
+
+
+def test_fingerprints_tell_keys_apart() -> None:
+    keys = {SealKey.generate().public for _ in range(4)}
+    assert len({fingerprint(key) for key in keys}) == len(keys) == 4

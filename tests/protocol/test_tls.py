@@ -1,0 +1,183 @@
+"""Connections are between parties: each proves its name, a stranger does not get as far as a call.
+
+Real servers and channels on loopback.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from silomix_proto import mix_pb2, mix_pb2_grpc
+from silomix_protocol.certificates import Authority
+from silomix_protocol.tls import CHUNK_BYTES, Identity, peer_name
+from support.consortia import free_ports
+from support.mixes import RPC_S, refusal, run
+
+NOW = datetime.now(UTC)
+AUTHORITY = Authority.create("consortium", NOW)
+
+
+def party(
+    name: str,
+    *,
+    serves: bool,
+    authority: Authority = AUTHORITY,
+    trusts: Authority = AUTHORITY,
+    now: datetime = NOW,
+) -> Identity:
+    """A party with a certificate of `authority` that trusts those of `trusts`."""
+    issued = authority.issue(name, ("127.0.0.1", "localhost"), now, serves=serves)
+    return Identity(name, trusts.pem, issued.certificate, issued.key)
+
+
+MIX = party("mix-1", serves=True)
+SILO = party("silo-1", serves=False)
+
+
+class Greeter(mix_pb2_grpc.MixServicer):
+    """Answers Forward if nothing is sent; remembers who called."""
+
+    def __init__(self) -> None:
+        self.callers: list[str] = []
+
+    async def Forward(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[mix_pb2.BatchFrame],
+        context: grpc.aio.ServicerContext,
+    ) -> mix_pb2.ForwardReceipt:
+        self.callers.append(peer_name(context))
+        async for _ in request_iterator:
+            pass
+        return mix_pb2.ForwardReceipt()
+
+
+@asynccontextmanager
+async def serving(server_identity: Identity) -> AsyncIterator[tuple[Greeter, str]]:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    server, greeter = server_identity.server(address), Greeter()
+    mix_pb2_grpc.add_MixServicer_to_server(greeter, server)
+    await server.start()
+    try:
+        yield greeter, address
+    finally:
+        await server.stop(None)
+
+
+async def greet(channel: grpc.aio.Channel, *frames: mix_pb2.BatchFrame, **options: object) -> None:
+    async with channel:
+        await mix_pb2_grpc.MixStub(channel).Forward(iter(frames), timeout=RPC_S, **options)
+
+
+def outcome(server: Identity, caller: Identity, party_name: str) -> tuple[list[str], object]:
+    """Who got through, and the code of the refusal, when `caller` dials `party_name`."""
+
+    async def scene() -> tuple[list[str], object]:
+        async with serving(server) as (greeter, address):
+            code = await refusal(greet(caller.channel(party_name, address)))
+            return greeter.callers, code
+
+    return run(scene())
+
+
+def test_a_call_arrives_under_the_callers_name() -> None:
+    async def scene() -> list[str]:
+        async with serving(MIX) as (greeter, address):
+            await greet(SILO.channel("mix-1", address))
+            await greet(party("silo-2", serves=False).channel("mix-1", address))
+            return greeter.callers
+
+    assert run(scene()) == ["silo-1", "silo-2"]
+
+
+def test_a_channel_refuses_a_server_with_another_partys_certificate() -> None:
+    """Also at the right host: the certificate of mix-2 is valid for 127.0.0.1 and localhost."""
+    reached = outcome(party("mix-2", serves=True), SILO, "mix-1")
+    assert reached == ([], grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_silos_certificate_cannot_serve() -> None:
+    """Not even under its own name: a stolen silo certificate makes no false mix."""
+    reached = outcome(SILO, party("mix-1", serves=True), "silo-1")
+    assert reached == ([], grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_caller_of_another_authority_is_refused() -> None:
+    other = Authority.create("consortium", NOW)  # the same name, another key
+    stranger = party("silo-1", serves=False, authority=other)
+    assert outcome(MIX, stranger, "mix-1") == ([], grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_server_of_another_authority_is_refused() -> None:
+    other = Authority.create("consortium", NOW)
+    impostor = party("mix-1", serves=True, authority=other)
+    assert outcome(impostor, SILO, "mix-1") == ([], grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_caller_whose_certificate_expired_is_refused() -> None:
+    expired = party("silo-1", serves=False, now=NOW - timedelta(days=91))
+    assert outcome(MIX, expired, "mix-1") == ([], grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_caller_without_a_certificate_is_refused() -> None:
+    async def scene() -> tuple[list[str], object]:
+        async with serving(MIX) as (greeter, address):
+            credentials = grpc.ssl_channel_credentials(AUTHORITY.pem)
+            options = [("grpc.ssl_target_name_override", "mix-1")]
+            channel = grpc.aio.secure_channel(address, credentials, options=options)
+            return greeter.callers, await refusal(greet(channel))
+
+    assert run(scene()) == ([], grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_caller_without_tls_is_refused() -> None:
+    async def scene() -> tuple[list[str], object]:
+        async with serving(MIX) as (greeter, address):
+            return greeter.callers, await refusal(greet(grpc.aio.insecure_channel(address)))
+
+    assert run(scene()) == ([], grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_chunk_passes_and_a_larger_message_does_not() -> None:
+    async def scene() -> object:
+        async with serving(MIX) as (_, address):
+            chunk = mix_pb2.BatchFrame(chunk=bytes(CHUNK_BYTES))
+            await greet(SILO.channel("mix-1", address), chunk)
+            credentials = grpc.ssl_channel_credentials(AUTHORITY.pem, SILO._key, SILO.certificate)
+            options = [("grpc.ssl_target_name_override", "mix-1")]  # a caller without our limits
+            channel = grpc.aio.secure_channel(address, credentials, options=options)
+            return await refusal(greet(channel, mix_pb2.BatchFrame(chunk=bytes(2 * CHUNK_BYTES))))
+
+    assert run(scene()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_party_loads_its_identity_from_its_folder(tmp_path: Path) -> None:
+    issued = AUTHORITY.issue("mix-1", (), NOW, serves=True)
+    for name, content in (
+        ("ca.crt", AUTHORITY.pem),
+        ("tls.crt", issued.certificate),
+        ("tls.key", issued.key),
+    ):
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o600)
+    loaded = Identity.load("mix-1", tmp_path)
+    assert (loaded.name, loaded.authority) == ("mix-1", AUTHORITY.pem)
+    assert "PRIVATE" not in repr(loaded)
+    with pytest.raises(OSError, match="No such file"):
+        Identity.load("mix-1", tmp_path / "nowhere")
+
+
+def test_two_servers_cannot_share_an_address() -> None:
+    """An impostor on the same machine cannot take a share of a mix's callers."""
+
+    async def scene() -> None:
+        async with serving(MIX) as (_, address):
+            with pytest.raises(RuntimeError, match="bind"):
+                MIX.server(address)
+            await asyncio.sleep(0)
+
+    run(scene())
