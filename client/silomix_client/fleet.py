@@ -28,6 +28,7 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -59,7 +60,7 @@ class FleetUnreachable(ConnectionError):
 
 
 class FleetRefused(PermissionError):
-    """The SuperLink answers, but not to this node's key."""
+    """The SuperLink answers, but refuses this node: its key or its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class FleetNode:
 
 @contextmanager
 def join_fleet(
-    address: str, authority: str, key: ec.EllipticCurvePrivateKey
+    address: str, authority: bytes, key: ec.EllipticCurvePrivateKey
 ) -> Iterator[FleetNode]:
     """Activate this node at the SuperLink and keep it alive; raises FleetRefused for a key that
     nobody registered."""
@@ -185,9 +186,10 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        if status in (401, 403, 404):
-            raise FleetRefused(f"the server answered {status} to this silo's key") from error
-        raise FleetUnreachable(f"the server answered {status}") from error
+        status, told = error.response.status_code, FlowerError.from_json(error.response.text)
+        said = f"the server answered {status}" + (f": {told.message}" if told else "")
+        if 400 <= status < 500 and status not in (408, 425, 429):
+            raise FleetRefused(said) from error
+        raise FleetUnreachable(said) from error
     except httpx.HTTPError as error:
         raise FleetUnreachable(f"{type(error).__name__}: {error}") from error

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     ChannelEvents = grpc.aio.UnaryStreamCall[channel_pb2.FollowRequest, channel_pb2.ChannelEvent]
     SubmitCall = grpc.aio.StreamStreamCall[mix_pb2.SubmitFrame, mix_pb2.Receipt]
 
-_CHANNEL_TRIES = 6
+_CHANNEL_TRIES = 5
+_CONNECT_S = 3.0
 _SUBMIT_TRIES = 4
 _MISSING_BEFORE_STOP = 2
 
@@ -106,7 +107,8 @@ class LeaseHolder:
         while attempt < _CHANNEL_TRIES:
             before = progress.answered
             try:
-                events = stub.Follow(request, wait_for_ready=True, timeout=lease.deadline_s + 5)
+                await asyncio.wait_for(self._channel.channel_ready(), _CONNECT_S)
+                events = stub.Follow(request, timeout=lease.deadline_s + _CONNECT_S)
                 ending = await self._listen(events, progress)
                 if ending is not None:
                     return ending
@@ -114,6 +116,8 @@ class LeaseHolder:
                 logs.warning("channel_broken", code=error.code().name)
                 if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                     return Ending.CHANNEL_LOST
+            except asyncio.TimeoutError:
+                logs.warning("channel_unreachable", server=self._study.server.channel_address)
             attempt = 0 if progress.answered > before else attempt + 1
             await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
         return Ending.CHANNEL_LOST

@@ -27,7 +27,7 @@ from silomix_client.snapshot import thaw
 
 _POLL_S = (0.2, 2.0)  # first and longest pause between two looks for a lease
 _CONNECT_PAUSE_S = (0.2, 10.0)
-_REFUSALS_BEFORE_STOP = 5
+_REFUSALS_BEFORE_STOP = 6
 
 
 def run(config: SiloConfig) -> None:
@@ -83,15 +83,14 @@ class _Process:
                 logs.warning("server_refused", server=address, reason=error)
                 if refusals >= _REFUSALS_BEFORE_STOP:
                     raise SiloError(
-                        f"the server at {address} does not know this silo's key; "
-                        "ask its operator to register it"
+                        f"the server at {address} refuses this silo ({error}); "
+                        "ask its operator whether your key is in the study it runs"
                     ) from error
             await self._pause(pause)
             pause = min(2 * pause, _CONNECT_PAUSE_S[1])
 
     async def _join(self, stack: ExitStack, address: str) -> FleetNode:
-        authority = str(self._config.folder / "ca.crt")
-        context = join_fleet(address, authority, self._node_key)
+        context = join_fleet(address, self._identity.authority, self._node_key)
         return await asyncio.to_thread(stack.enter_context, context)
 
     async def _take_leases(self, node: FleetNode) -> None:

@@ -68,7 +68,7 @@ class FlowerRuns:
         self._client = ControlHttpClient.from_server_address(
             address,
             False,
-            str(authority),
+            authority.read_bytes(),
             [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
 

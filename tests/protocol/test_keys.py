@@ -1,15 +1,14 @@
-"""Keys: a signature is for one purpose and one list of parts; a private key stays with its owner."""
+"""Keys: a signature is for one purpose and one list of parts; private keys stay private."""
 
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from silomix_protocol.keys import (
     ForgedSignature,
@@ -30,24 +29,19 @@ KEY = SigningKey.generate()
 PARTS = st.lists(st.binary(max_size=12), max_size=4)
 
 
-class Key(Protocol):
-    @property
-    def public(self) -> bytes: ...
-
-    def save(self, path: Path) -> None: ...
-
-
 KINDS = pytest.mark.parametrize("kind", [SigningKey, SealKey])
 
 
 # Signatures -------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(parts=PARTS)
 def test_a_signature_verifies_over_what_was_signed(parts: list[bytes]) -> None:
     verify(KEY.public, KEY.sign("report", *parts), "report", *parts)
 
 
+@settings(deadline=None)
 @given(signed=PARTS, claimed=PARTS)
 def test_a_signature_is_for_exactly_its_parts(signed: list[bytes], claimed: list[bytes]) -> None:
     signature = KEY.sign("report", *signed)
@@ -58,6 +52,7 @@ def test_a_signature_is_for_exactly_its_parts(signed: list[bytes], claimed: list
             verify(KEY.public, signature, "report", *claimed)
 
 
+@settings(deadline=None)
 @given(parts=st.lists(st.binary(min_size=1, max_size=8), min_size=2, max_size=4), data=st.data())
 def test_a_byte_cannot_move_from_one_part_to_the_next(
     parts: list[bytes], data: st.DataObject
@@ -79,13 +74,6 @@ def test_a_signature_is_for_one_purpose(signed: str, claimed: str) -> None:
         verify(KEY.public, KEY.sign(signed, b"x"), claimed, b"x")
 
 
-def test_the_end_of_the_purpose_cannot_become_a_part() -> None:
-    """The framing of one part begins with seven zero bytes; a purpose cannot swallow them."""
-    signature = KEY.sign("report", b"")
-    with pytest.raises(ForgedSignature):
-        verify(KEY.public, signature, "report\0" + "\0" * 7)
-
-
 def test_another_key_did_not_sign_it() -> None:
     with pytest.raises(ForgedSignature):
         verify(SigningKey.generate().public, KEY.sign("report", b"x"), "report", b"x")
@@ -103,6 +91,7 @@ def test_bytes_that_are_no_key_verify_nothing(public: bytes) -> None:
         verify(public, KEY.sign("report", b"x"), "report", b"x")
 
 
+@settings(deadline=None)
 @given(bit=st.integers(0, 511))
 def test_no_bit_of_a_signature_may_flip(bit: int) -> None:
     signature = bytearray(KEY.sign("report", b"x"))

@@ -225,27 +225,54 @@ class SiloStream:
 
 
 @asynccontextmanager
-async def silo_stream(made: Consortium, silo: str, timeout_s: float = 30.0) -> AsyncIterator[Any]:
+async def silo_stream(
+    made: Consortium, silo: str, timeout_s: float = 30.0
+) -> AsyncIterator[SiloStream]:
+    """A silo's stream, connected: what is sent now arrives without a handshake before it."""
     async with calling(made, silo, made.study.mixes[0].name) as stub:
         call = stub.Submit(timeout=timeout_s, wait_for_ready=True)
         try:
+            await call.wait_for_connection()
             yield SiloStream(call)
         finally:
             call.cancel()
 
 
 async def submit(
+    made: Consortium, caller: str, frames: Iterable[mix_pb2.SubmitFrame]
+) -> list[mix_pb2.Receipt]:
+    """The receipts for these messages, on a stream of their own."""
+    async with calling(made, caller, made.study.mixes[0].name) as stub:
+        call = stub.Submit(iter(list(frames)), timeout=RPC_S, wait_for_ready=True)
+        return [receipt async for receipt in call]
+
+
+async def refused_submission(
     made: Consortium,
     caller: str,
     frames: Iterable[mix_pb2.SubmitFrame],
     *,
     mix: str | None = None,
-    **options: Any,
-) -> list[mix_pb2.Receipt]:
-    """The receipts for these messages, on a stream of their own."""
+    ends: bool = False,
+) -> grpc.StatusCode:
+    """The code that a stream with these messages is refused with.
+
+    The last message must be the offending one: if a call ends under a grpc.aio client that still
+    writes, the client reports INTERNAL whatever the server said.  For the same reason we do not
+    end the stream ourselves unless that is the offence.
+    """
     async with calling(made, caller, mix or made.study.mixes[0].name) as stub:
-        call = stub.Submit(iter(list(frames)), timeout=RPC_S, wait_for_ready=True, **options)
-        return [receipt async for receipt in call]
+        call = stub.Submit(timeout=RPC_S, wait_for_ready=True)
+        for frame in frames:
+            await call.write(frame)
+        if ends:
+            await call.done_writing()
+        try:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    raise AssertionError("not refused")
 
 
 async def submit_all(

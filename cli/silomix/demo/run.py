@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 
@@ -202,7 +203,7 @@ def _finish(
         rounds_void=sum(1 for line in progress if line["void"]),
         reports_accepted=sum(int(line["accepted"]) for line in progress),
         reports_dropped=sum(int(line["dropped"]) for line in progress),
-        seconds_per_round_median=statistics.median(line["seconds"] for line in progress),
+        seconds_per_round_median=_seconds_per_round(progress),
         seconds_to_first_round=round(time.monotonic() - started - first, 2),
         seconds_total=round(time.monotonic() - started, 2),
         peak_rss_mb=peaks,
@@ -215,6 +216,13 @@ def _finish(
     if options.json is not None:
         options.json.write_text(summary.to_json(), encoding="utf-8")
     return summary
+
+
+def _seconds_per_round(progress: list[dict[str, float]]) -> float:
+    """Median time from one closed round to the next, everything in between included."""
+    closed = [line["closed_at"] for line in progress]
+    between = [later - earlier for earlier, later in pairwise(closed)]
+    return round(statistics.median(between or [progress[0]["seconds"]]), 6)
 
 
 def _ledgers(made: Consortium) -> list[LedgerLine]:

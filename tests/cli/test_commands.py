@@ -1,0 +1,270 @@
+"""The commands of an operator, as real processes: what they show, ask, write and refuse."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import tomli_w
+import typer
+from silomix.consortium import Consortium
+from silomix.main import app
+from silomix_client.config import load
+from support.consortia import make_consortium
+from support.silos import (
+    approved_silo,
+    asked,
+    copied,
+    open_desk,
+    open_ledger,
+    study_file,
+    written,
+)
+from typer.testing import CliRunner
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
+    return make_consortium(tmp_path_factory.mktemp("template") / "consortium")
+
+
+@pytest.fixture
+def consortium(template: Consortium, tmp_path: Path) -> Consortium:
+    return copied(template, tmp_path / "consortium")
+
+
+def silomix(*arguments: object, typed: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "silomix", *map(str, arguments)],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+        check=False,
+    )
+
+
+def approve(made: Consortium, *options: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    study = made.folder / "study.toml"
+    return silomix("silo", "approve", made.silos[0], study, *options, typed=typed)
+
+
+def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
+    """The only line on standard error of a command that failed as it should."""
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("silomix: ")
+    assert "Traceback" not in result.stdout
+    return line.removeprefix("silomix: ")
+
+
+def approved(made: Consortium) -> list[bytes]:
+    ledger = open_ledger(load(made.silos[0]))
+    try:
+        return [entry.study.identity for entry in ledger.approvals()]
+    finally:
+        ledger.close()
+
+
+# silo approve -----------------------------------------------------------------------------------
+
+
+def test_approve_shows_what_is_asked_and_a_no_writes_nothing(consortium: Consortium) -> None:
+    before = sorted(consortium.folder.rglob("*"))
+    result = approve(consortium, typed="n\n")
+    assert consortium.study.identity.hex() in result.stdout
+    assert "your records     40" in result.stdout
+    assert "your loss        epsilon 2.0000" in result.stdout
+    assert "Approve this study? [y/N]" in result.stdout
+    assert one_line_error(result) == "not approved; nothing was written"
+    assert sorted(consortium.folder.rglob("*")) == before
+
+
+def test_silence_is_not_consent(consortium: Consortium) -> None:
+    """Neither an empty line nor an end of input approves; nothing is written."""
+    before = sorted(consortium.folder.rglob("*"))
+    for typed in ("\n", ""):
+        assert approve(consortium, typed=typed).returncode == 1
+    assert sorted(consortium.folder.rglob("*")) == before
+
+
+def test_a_yes_approves_the_study_that_was_shown(consortium: Consortium) -> None:
+    result = approve(consortium, typed="y\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1].split() == ["approved", consortium.study.identity.hex()]
+    assert approved(consortium) == [consortium.study.identity]
+
+
+def test_the_option_yes_approves_without_asking_but_not_twice(consortium: Consortium) -> None:
+    result = approve(consortium, "--yes")
+    assert result.returncode == 0, result.stderr
+    assert "[y/N]" not in result.stdout
+    assert one_line_error(approve(consortium, "--yes")) == "this study is already approved"
+    assert approved(consortium) == [consortium.study.identity]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"version = 1\n", "missing key: name"),
+        (b"\xff\xfe", "not a TOML file"),
+        (b"", "missing key: version"),
+    ],
+)
+def test_a_bad_study_file_is_one_line_and_no_approval(
+    consortium: Consortium, content: bytes, named: str
+) -> None:
+    (consortium.folder / "study.toml").write_bytes(content)
+    message = one_line_error(approve(consortium, "--yes"))
+    assert message.startswith("not a valid study: ")
+    assert named in message
+    assert written(load(consortium.silos[0])) == ([], {})
+
+
+def _no_study_file(made: Consortium) -> str:
+    (made.folder / "study.toml").unlink()
+    return "study.toml: No such file or directory"
+
+
+def _no_configuration(made: Consortium) -> str:
+    made.silos[0].unlink()
+    return "silo.toml: No such file or directory"
+
+
+def _bad_cell(made: Consortium) -> str:
+    path = made.silos[0].parent / "data.csv"
+    path.write_text(path.read_text() + "old,0,1\n")
+    return "data.csv: row 42, column 'age': not a number: 'old'"
+
+
+def _unknown_key(made: Consortium) -> str:
+    path = made.silos[0].parent / "policy.toml"
+    path.write_text(path.read_text() + "sigma = 0\n")
+    return "policy.toml: unknown key: sigma"
+
+
+def _open_key(made: Consortium) -> str:
+    (made.silos[0].parent / "sign.key").chmod(0o644)
+    return "sign.key: readable by others"
+
+
+def _small_policy(made: Consortium) -> str:
+    path = made.silos[0].parent / "policy.toml"
+    path.write_text(tomli_w.dumps({"epsilon": 1.0, "delta": 1e-5}))
+    return "beyond your policy's epsilon=1"
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [_no_study_file, _no_configuration, _bad_cell, _unknown_key, _open_key, _small_policy],
+)
+def test_whatever_is_wrong_is_one_line_that_names_it(
+    consortium: Consortium, break_it: "pytest.FixtureRequest"
+) -> None:
+    named = break_it(consortium)
+    assert named in one_line_error(approve(consortium, "--yes"))
+    rows, _ = written(load(consortium.silos[1]))
+    assert rows == []
+
+
+# silo ledger, study show ------------------------------------------------------------------------
+
+
+def test_the_ledger_shows_what_was_approved_and_spent(consortium: Consortium) -> None:
+    config = approved_silo(consortium)
+    ledger = open_ledger(config)
+    desk = open_desk(config, consortium.study, ledger)
+    for number in (1, 2):
+        desk.answer(*asked(consortium, number))
+    spent = ledger.spending().epsilon(1e-5)
+    ledger.close()
+    result = silomix("silo", "ledger", consortium.silos[0])
+    assert result.returncode == 0, result.stderr
+    study, total, note = result.stdout.splitlines()
+    assert study == (
+        f"study {consortium.study.short_id} test: 2 of 5 rounds, "
+        f"epsilon {spent:.4f} of 2 at delta 1e-05"
+    )
+    assert total == f"all studies: epsilon {spent:.4f} of 2 at delta 1e-05"
+    assert "one record replaced" in note
+
+
+def test_an_empty_ledger_shows_nothing_spent(consortium: Consortium) -> None:
+    result = silomix("silo", "ledger", consortium.silos[0])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0] == "all studies: epsilon 0.0000 of 2 at delta 1e-05"
+
+
+def test_study_show_describes_the_study_by_its_hash(consortium: Consortium) -> None:
+    result = silomix("study", "show", consortium.folder / "study.toml")
+    assert result.returncode == 0, result.stderr
+    for shown in (
+        consortium.study.identity.hex(),
+        "5 rounds",
+        "3, 40 to 60 records",
+        "mix-1 -> mix-2; a batch has at least 2 reports",
+        "epsilon 2, delta 1e-05",
+        "one record replaced",
+    ):
+        assert shown in result.stdout
+
+
+def test_study_show_of_something_else_is_one_line(consortium: Consortium) -> None:
+    path = consortium.folder / "study.toml"
+    path.write_bytes(study_file(consortium).replace(b"rounds = 5", b'rounds = "many"'))
+    message = one_line_error(silomix("study", "show", path))
+    assert message == "algorithm.rounds: expected a whole number, got 'many'"
+
+
+# Help -------------------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """Every command and group of the command line."""
+
+    def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield path
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(inner, (*path, name))
+
+    return walk(typer.main.get_command(app), ())
+
+
+def test_the_command_line_has_the_commands_of_every_party() -> None:
+    assert set(commands()) >= {
+        ("demo",),
+        ("silo", "approve"),
+        ("silo", "run"),
+        ("silo", "ledger"),
+        ("mix", "run"),
+        ("server", "run"),
+        ("study", "show"),
+        ("consortium", "init"),
+    }
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+    assert len(result.output.splitlines()) > 3
+
+
+def test_help_is_what_a_process_prints_and_needs_no_flower() -> None:
+    result = silomix("--help")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert "silo" in result.stdout
+    code = "import sys, silomix.main; assert not {'flwr', 'grpc', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("arguments", [("silo", "forget"), ("silo", "approve"), ("noise", "off")])
+def test_a_command_that_does_not_exist_is_an_error_of_usage(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2

@@ -1,0 +1,374 @@
+"""A hostile server at the silo's desk: what is refused costs nothing, what is answered is exact."""
+
+import sqlite3
+from collections.abc import Iterator
+from hashlib import sha256
+from struct import pack
+
+import numpy as np
+import pytest
+from silomix.consortium import Consortium
+from silomix_client.answer import StudyDesk
+from silomix_client.config import SiloConfig
+from silomix_client.errors import NotApproved, RefusedQuery
+from silomix_client.ledger import Ledger
+from silomix_core.study import InvalidStudy, Study, StudyId
+from silomix_proto import round_pb2
+from silomix_protocol.descriptor import RefusedDescriptor
+from silomix_protocol.keys import SigningKey
+from silomix_protocol.onion import UnopenableLayer, onion_bytes
+from support.silos import (
+    approved_silo,
+    asked,
+    exact_mean_at_zero,
+    hostile,
+    no_noise,
+    open_desk,
+    open_ledger,
+    opened,
+    query_at,
+    respond,
+    server_key,
+    study_file,
+    written,
+)
+
+ORIGIN = [0.0, 0.0, 0.0]
+
+
+@pytest.fixture
+def config(consortium: Consortium) -> SiloConfig:
+    return approved_silo(consortium)
+
+
+@pytest.fixture
+def ledger(config: SiloConfig) -> Iterator[Ledger]:
+    ledger = open_ledger(config)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def desk(consortium: Consortium, config: SiloConfig, ledger: Ledger) -> StudyDesk:
+    return open_desk(config, consortium.study, ledger)
+
+
+def refused(
+    desk: StudyDesk, config: SiloConfig, signed: round_pb2.SignedDescriptor, query: bytes
+) -> str:
+    """The refusal of a message; whatever it was, nothing was charged or stored."""
+    before = written(config)
+    with pytest.raises((RefusedQuery, RefusedDescriptor)) as caught:
+        respond(desk, signed, query)
+    assert written(config) == before
+    return str(caught.value)
+
+
+# Another study cannot be expressed --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"clip = 0.25", b"clip = 0.26"),
+        (b"rounds = 5", b"rounds = 6"),
+        (b"epsilon = 2.0", b"epsilon = 2.1"),
+        (b"radius = 50.0", b"radius = 51.0"),
+        (b"high = 100.0", b"high = 60.0"),
+        (b"minimum = 2", b"minimum = 1"),
+        (b"records = 40", b"records = 41"),
+        (b"version = 1", b"version = 1 "),
+    ],
+)
+def test_a_study_with_one_thing_changed_is_a_study_that_nobody_approved(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger, old: bytes, new: bytes
+) -> None:
+    content = study_file(consortium)
+    assert old in content
+    changed = Study.parse(content.replace(old, new, 1))
+    with pytest.raises(NotApproved):
+        open_desk(config, changed, ledger)
+
+
+def test_every_changed_byte_of_a_study_makes_it_unknown(
+    consortium: Consortium, ledger: Ledger
+) -> None:
+    content = study_file(consortium)
+    for position in range(0, len(content), 97):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        with pytest.raises(NotApproved, match="was not approved here"):
+            ledger.approval(StudyId(sha256(changed).digest()))
+
+
+def test_an_unknown_loss_is_no_study_at_all(consortium: Consortium) -> None:
+    content = study_file(consortium).replace(b'"logistic"', b'"identity"')
+    with pytest.raises(InvalidStudy, match=r"task\.loss"):
+        Study.parse(content)
+
+
+def test_a_round_of_another_study_of_the_same_server_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk
+) -> None:
+    query = query_at(ORIGIN)
+    other = sha256(study_file(consortium) + b"\n").digest()
+    assert "study" in refused(desk, config, hostile(consortium, query, study=other), query)
+
+
+# Descriptors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("round", 0),
+        ("round", 6),
+        ("round", 2**32 - 1),
+        ("attempt", 0),
+        ("attempt", 2),
+        ("version", 0),
+        ("version", 2),
+        ("suite", "none"),
+        ("study", b""),
+        ("dimension", 2),
+        ("dimension", 4),
+        ("minimum_batch", 1),
+        ("deadline_ms", 1),
+        ("silos", []),
+        ("silos", ["silo-1"]),
+        ("silos", ["silo-1", "silo-1"]),
+        ("silos", ["silo-2", "silo-1"]),
+        ("silos", ["silo-1", "silo-9"]),
+        ("query", b""),
+        ("server_key", bytes(32)),
+        ("mix_keys", []),
+        ("mix_keys", [bytes(32), bytes(32)]),
+    ],
+)
+def test_a_descriptor_that_disagrees_with_the_study_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk, field: str, value: object
+) -> None:
+    query = query_at(ORIGIN)
+    message = refused(desk, config, hostile(consortium, query, **{field: value}), query)
+    assert "disagrees with the study" in message
+
+
+def test_a_descriptor_with_the_mixes_in_another_order_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk
+) -> None:
+    query = query_at(ORIGIN)
+    honest = round_pb2.RoundDescriptor.FromString(asked(consortium, 1)[0].encoded)
+    signed = hostile(consortium, query, mix_keys=list(honest.mix_keys)[::-1])
+    assert "mix_keys" in refused(desk, config, signed, query)
+
+
+def test_a_round_that_waits_for_others_only_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk
+) -> None:
+    query = query_at(ORIGIN)
+    signed = hostile(consortium, query, silos=["silo-2", "silo-3"])
+    assert refused(desk, config, signed, query) == "the round does not wait for this silo"
+
+
+@pytest.mark.parametrize("signer", ["stranger", "mix-1", "silo-1"])
+def test_a_descriptor_that_the_server_did_not_sign_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk, signer: str
+) -> None:
+    query = query_at(ORIGIN)
+    stranger = signer == "stranger"
+    key = (
+        SigningKey.generate()
+        if stranger
+        else SigningKey.load(consortium.folder / signer / "sign.key")
+    )
+    message = refused(desk, config, hostile(consortium, query, key), query)
+    assert message == "the signature on this descriptor is not valid"
+
+
+def test_a_signature_for_another_purpose_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk
+) -> None:
+    query = query_at(ORIGIN)
+    signed = hostile(consortium, query)
+    signed.signature = server_key(consortium).sign("closed", signed.descriptor)
+    assert "signature" in refused(desk, config, signed, query)
+
+
+def test_every_flipped_byte_of_a_signed_descriptor_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk
+) -> None:
+    query = query_at(ORIGIN)
+    honest = hostile(consortium, query)
+    before = written(config)
+    for position in range(len(honest.descriptor)):
+        changed = bytearray(honest.descriptor)
+        changed[position] ^= 1
+        signed = round_pb2.SignedDescriptor(descriptor=bytes(changed), signature=honest.signature)
+        with pytest.raises(RefusedDescriptor):
+            respond(desk, signed, query)
+    assert written(config) == before
+
+
+# Queries ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        [50.1, 0.0, 0.0],
+        [-30.0, 30.0, 30.0],
+        [1e6, 0.0, 0.0],
+        [np.nan, 0.0, 0.0],
+        [0.0, 0.0, -np.nan],
+        [np.inf, 0.0, 0.0],
+        [0.0, -np.inf, 0.0],
+        [np.inf, -np.inf, np.nan],
+    ],
+)
+def test_a_point_outside_the_ball_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk, point: list[float]
+) -> None:
+    query = query_at(point)
+    message = refused(desk, config, hostile(consortium, query), query)
+    assert message == "the point lies outside the study's ball"
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 16, 23, 25, 32, 80])
+def test_a_point_of_another_dimension_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk, length: int
+) -> None:
+    query = round_pb2.Query(point=bytes(length)).SerializeToString()
+    message = refused(desk, config, hostile(consortium, query), query)
+    assert message == "the point has another dimension than the study"
+
+
+@pytest.mark.parametrize("point", [[1.0, 0.0, 0.0], [-0.0, 0.0, 0.0], [5e-324, 0.0, 0.0]])
+def test_a_query_that_the_descriptor_does_not_name_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk, point: list[float]
+) -> None:
+    signed = hostile(consortium, query_at(ORIGIN))
+    message = refused(desk, config, signed, query_at(point))
+    assert message == "the query is not the one that the descriptor names"
+
+
+@pytest.mark.parametrize("query", [b"\xff", b"\x0a\x18", b"\x0a\xff\xff\xff\xff\x0f", b"\x0b"])
+def test_a_query_that_cannot_be_read_is_refused(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk, query: bytes
+) -> None:
+    message = refused(desk, config, hostile(consortium, query), query)
+    assert message == "the query cannot be read"
+
+
+def test_refused_questions_do_not_stand_in_the_way_of_good_ones(
+    consortium: Consortium, config: SiloConfig, desk: StudyDesk, ledger: Ledger
+) -> None:
+    bad = query_at([51.0, 0.0, 0.0])
+    refused(desk, config, hostile(consortium, bad), bad)
+    desk.answer(*asked(consortium, 1))
+    assert ledger.spending().rounds == 1
+
+
+# What is answered -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "point", [ORIGIN, [50.0, 0.0, 0.0], [-1.0, 49.0, -9.0], [5e-324, -0.0, 1e-300]]
+)
+def test_a_point_of_the_ball_is_answered_in_full_range(
+    consortium: Consortium, desk: StudyDesk, point: list[float]
+) -> None:
+    descriptor, query = asked(consortium, 1, point)
+    values = opened(consortium, desk.answer(descriptor, query).onion, descriptor.digest)
+    assert values.shape == (3,)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_without_noise_a_report_is_the_exact_mean_on_the_grid(
+    consortium: Consortium, index: int
+) -> None:
+    """Through sealing and opening of every layer; against integers added one record at a time."""
+    config = approved_silo(consortium, index)
+    ledger = open_ledger(config)
+    desk = open_desk(config, consortium.study, ledger, no_noise)
+    descriptor, query = asked(consortium, 1)
+    report = desk.answer(descriptor, query)
+    ledger.close()
+    values = opened(consortium, report.onion, descriptor.digest)
+    assert values.tolist() == exact_mean_at_zero(config.data, consortium.study)
+
+
+def test_without_noise_a_report_is_the_clipped_mean_gradient(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    """In textbook floating point, at a point where some gradients are clipped and some are not."""
+    point = np.array([3.0, -2.0, 1.0])
+    desk = open_desk(config, consortium.study, ledger, no_noise)
+    descriptor, query = asked(consortium, 1, point)
+    report = opened(consortium, desk.answer(descriptor, query).onion, descriptor.digest)
+    rows = np.genfromtxt(config.data, delimiter=",", skip_header=1)
+    low, high = np.array([0.0, -1.0]), np.array([100.0, 1.0])
+    scaled = (2 * rows[:, :2] - low - high) / (high - low) / np.sqrt(2)
+    features = np.column_stack([scaled, np.full(len(rows), 0.3)])
+    labels = 2 * rows[:, 2] - 1
+    gradients = (-labels / (1 + np.exp(labels * (features @ point))))[:, None] * features
+    norms = np.linalg.norm(gradients, axis=1)
+    assert 0 < np.count_nonzero(norms > 0.25) < len(rows)
+    mean = (gradients * np.minimum(1, 0.25 / norms)[:, None]).mean(axis=0)
+    assert np.allclose(report * consortium.study.mechanism().grid, mean, atol=2e-5)
+
+
+def test_a_charge_is_on_disk_before_a_report_is_handed_out(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger, desk: StudyDesk
+) -> None:
+    """Seen from another connection, and with the very bytes."""
+    descriptor, query = asked(consortium, 1)
+    report = desk.answer(descriptor, query)
+    other = open_ledger(config)
+    assert other.stored(consortium.study, 1, descriptor.digest) == report
+    assert other.spending().rounds == 1
+    other.close()
+
+
+def test_a_report_that_cannot_be_stored_is_not_handed_out(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger, desk: StudyDesk
+) -> None:
+    """The disk is full: no report, no charge; and a later try is charged once."""
+    (pages,) = ledger._database.execute("PRAGMA page_count").fetchone()
+    ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError):
+        desk.answer(*asked(consortium, 1))
+    assert ledger.spending().rounds == 0
+    ledger._database.execute("PRAGMA max_page_count = 1000000")
+    desk.answer(*asked(consortium, 1))
+    assert ledger.spending().rounds == 1
+
+
+def test_an_onion_opens_in_its_own_round_only(consortium: Consortium, desk: StudyDesk) -> None:
+    first, query = asked(consortium, 1)
+    second, _ = asked(consortium, 2)
+    onion = desk.answer(first, query).onion
+    with pytest.raises(UnopenableLayer):
+        opened(consortium, onion, second.digest)
+
+
+def test_the_onions_of_all_silos_have_one_length(consortium: Consortium) -> None:
+    lengths = set()
+    for index in range(3):
+        config = approved_silo(consortium, index)
+        ledger = open_ledger(config)
+        desk = open_desk(config, consortium.study, ledger)
+        lengths |= {len(desk.answer(*asked(consortium, number)).onion) for number in (1, 2)}
+        ledger.close()
+    width = consortium.study.mechanism().width
+    assert lengths == {onion_bytes(8 + width * 3, 0, mixes=2)}
+
+
+def test_a_point_is_read_as_little_endian_doubles(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    """The bytes on the wire, not this machine's order, are the question."""
+    query = round_pb2.Query(point=pack("<3d", 3.0, -2.0, 1.0)).SerializeToString()
+    descriptor, same = asked(consortium, 1, [3.0, -2.0, 1.0])
+    assert query == same
+    desk = open_desk(config, consortium.study, ledger, no_noise)
+    assert len(desk.answer(descriptor, query).onion) > 0

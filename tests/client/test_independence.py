@@ -1,0 +1,154 @@
+"""What never depends on a record's value: whether a silo answers, how long, and in which words."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from silomix.consortium import Consortium
+from silomix_client.answer import StudyDesk
+from silomix_client.config import SiloConfig, load
+from silomix_client.errors import SiloError
+from silomix_client.records import read_records
+from silomix_core.mechanism import PrivacyTarget
+from silomix_core.noise import SIGMA_UNITS
+from silomix_protocol.descriptor import RefusedDescriptor
+from support.consortia import SMALL_TASK
+from support.silos import (
+    approved_silo,
+    asked,
+    copied,
+    hostile,
+    no_noise,
+    open_desk,
+    open_ledger,
+    opened,
+    query_at,
+    respond,
+)
+
+Cells = tuple[str, str, str]
+RECORDS: list[Cells] = [
+    ("0", "-1", "0"),
+    ("100", "1", "1"),
+    ("", "", "0"),
+    ("nan", "0", "1"),
+    ("1e308", "-1e308", "1"),
+    ("5e-324", "-0", "0"),
+]
+
+
+def replace_a_record(config: SiloConfig, row: int, record: Cells) -> None:
+    lines = config.data.read_text().splitlines()
+    lines[row + 1] = ",".join(record)
+    config.data.write_text("\n".join(lines) + "\n")
+
+
+def outcomes(made: Consortium, config: SiloConfig) -> list[tuple[str, str, int]]:
+    """What a curious server sees for a long list of questions, but for the reports' contents."""
+    lowered = PrivacyTarget(1.5, made.study.target.delta)  # reached after some rounds
+    ledger = open_ledger(config, lowered)
+    desk = open_desk(config, made.study, ledger)
+    seen = [_outcome(question) for question in _questions(made, desk)]
+    seen.append((repr(ledger.spending()), "", 0))
+    ledger.close()
+    return seen
+
+
+def _questions(made: Consortium, desk: StudyDesk) -> list[Callable[[], bytes]]:
+    outside, inside = query_at([50.1, 0.0, 0.0]), query_at([0.0, 0.0, 0.0])
+    return [
+        lambda: respond(desk, hostile(made, outside), outside).onion,
+        lambda: respond(desk, hostile(made, inside, round=6), inside).onion,
+        lambda: respond(desk, hostile(made, inside), outside).onion,
+        *(
+            lambda number=number, point=point: desk.answer(*asked(made, number, point)).onion
+            for number, point in (
+                (1, [0.0, 0.0, 0.0]),
+                (1, [0.0, 0.0, 0.0]),
+                (1, [1.0, 0.0, 0.0]),
+                (2, [50.0, 0.0, 0.0]),
+                (1, [0.0, 0.0, 0.0]),
+                (3, [0.0, -50.0, 0.0]),
+                (4, [1e-300, 0.0, 0.0]),
+                (5, [0.0, 0.0, 0.0]),
+            )
+        ),
+    ]
+
+
+def _outcome(question: Callable[[], bytes]) -> tuple[str, str, int]:
+    try:
+        return "answered", "", len(question())
+    except (SiloError, RefusedDescriptor) as refusal:
+        return type(refusal).__name__, str(refusal), 0
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_answers_refusals_their_words_and_lengths_are_the_same_for_neighbouring_data(
+    consortium: Consortium, tmp_path: Path, record: Cells
+) -> None:
+    neighbour = copied(consortium, tmp_path / "neighbour")
+    replace_a_record(load(neighbour.silos[0]), 11, record)
+    seen = outcomes(consortium, approved_silo(consortium))
+    assert seen == outcomes(neighbour, approved_silo(neighbour))
+    kinds = {kind for kind, _, _ in seen}
+    assert kinds >= {"answered", "RefusedQuery", "RefusedDescriptor", "BudgetExhausted"}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_neighbouring_data_move_a_report_by_no_more_than_is_charged_for(
+    consortium: Consortium, tmp_path: Path, record: Cells
+) -> None:
+    """With the noise off, through the whole path from CSV to opened report."""
+    neighbour = copied(consortium, tmp_path / "neighbour")
+    replace_a_record(load(neighbour.silos[0]), 11, record)
+    points = [[0.0, 0.0, 0.0], [50.0, 0.0, 0.0], [-20.0, 30.0, 30.0]]
+    reports = []
+    for made in (consortium, neighbour):
+        config = approved_silo(made)
+        ledger = open_ledger(config)
+        desk = open_desk(config, made.study, ledger, no_noise)
+        for number, point in enumerate(points, start=1):
+            descriptor, query = asked(made, number, point)
+            onion = desk.answer(descriptor, query).onion
+            reports.append(opened(made, onion, descriptor.digest))
+        ledger.close()
+    moved = np.linalg.norm(np.array(reports[:3]) - np.array(reports[3:]), axis=1)
+    charged = np.sqrt(consortium.study.mechanism().event(40).mu_squared) * SIGMA_UNITS
+    assert (moved <= charged).all()
+    assert moved.max() > 0
+
+
+NUMBERS = st.floats(allow_nan=True, allow_infinity=False).map(repr)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, st.sampled_from("01")), min_size=1, max_size=5))
+def test_any_numbers_in_any_record_give_finite_records(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Cells]
+) -> None:
+    path = tmp_path_factory.mktemp("data") / "data.csv"
+    path.write_text("age,dose,outcome\n" + "\n".join(",".join(row) for row in rows))
+    records = read_records(path, SMALL_TASK)
+    assert records.features.shape == (len(rows), 3)
+    assert np.isfinite(records.features).all()
+
+
+def test_reports_have_one_length_for_any_record_values(
+    consortium: Consortium, tmp_path: Path
+) -> None:
+    lengths = set()
+    for number, record in enumerate(RECORDS):
+        made = copied(consortium, tmp_path / f"copy-{number}")
+        config = load(made.silos[0])
+        for row in range(40):
+            replace_a_record(config, row, record)
+        config = approved_silo(made)
+        ledger = open_ledger(config)
+        desk = open_desk(config, made.study, ledger)
+        lengths.add(len(desk.answer(*asked(made, 1)).onion))
+        ledger.close()
+    assert len(lengths) == 1

@@ -1,0 +1,447 @@
+"""The ledger: every round charged once, in order, inside both budgets, and kept with its bytes."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from math import sqrt
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import norm
+from silomix.consortium import Consortium
+from silomix_client.config import SiloConfig
+from silomix_client.errors import BudgetExhausted, NotApproved, RefusedQuery
+from silomix_client.ledger import Ledger, StoredReport
+from silomix_core.mechanism import PrivacyEvent, PrivacyTarget
+from silomix_core.study import Study, StudyId
+from silomix_protocol.descriptor import RoundDigest
+from support.consortia import make_consortium
+from support.silos import (
+    NOW,
+    approved_silo,
+    asked,
+    copied,
+    open_desk,
+    open_ledger,
+    study_file,
+    written,
+)
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def config(consortium: Consortium) -> SiloConfig:
+    return approved_silo(consortium)
+
+
+@pytest.fixture
+def ledger(config: SiloConfig) -> Iterator[Ledger]:
+    ledger = open_ledger(config)
+    yield ledger
+    ledger.close()
+
+
+def digest_of(round_number: int, salt: bytes = b"") -> RoundDigest:
+    return RoundDigest(sha256(salt + bytes([round_number])).digest())
+
+
+def report_of(round_number: int, size: int = 100) -> StoredReport:
+    onion = (sha256(b"onion" + bytes([round_number])).digest() * (size // 32 + 1))[:size]
+    return StoredReport(onion, sha256(b"inner" + onion).digest())
+
+
+def charge(
+    ledger: Ledger,
+    study: Study,
+    round_number: int,
+    size: int = 100,
+    event: PrivacyEvent | None = None,
+) -> StoredReport:
+    report = report_of(round_number, size)
+    event = event or study.mechanism().event(40)
+    ledger.charge(study, round_number, digest_of(round_number), event, report, NOW)
+    return report
+
+
+# One round, one charge -----------------------------------------------------------------------------
+
+
+def test_a_round_asked_again_gets_the_same_bytes_and_costs_nothing(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    desk = open_desk(config, consortium.study, ledger)
+    descriptor, query = asked(consortium, 1)
+    first = desk.answer(descriptor, query)
+    before = written(config)
+    for _ in range(5):
+        assert desk.answer(descriptor, query) == first
+    assert written(config) == before
+    assert ledger.spending().rounds == 1
+
+
+def test_a_round_asked_again_after_a_restart_gets_the_same_bytes(
+    consortium: Consortium, config: SiloConfig
+) -> None:
+    descriptor, query = asked(consortium, 1)
+    answers = []
+    for _ in range(3):
+        ledger = open_ledger(config)
+        answers.append(open_desk(config, consortium.study, ledger).answer(descriptor, query))
+        assert ledger.spending().rounds == 1
+        ledger.close()
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_the_same_round_with_another_query_is_refused(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    desk = open_desk(config, consortium.study, ledger)
+    desk.answer(*asked(consortium, 1))
+    before = written(config)
+    with pytest.raises(RefusedQuery, match="asked again with another query"):
+        desk.answer(*asked(consortium, 1, [1.0, 0.0, 0.0]))
+    assert written(config) == before
+
+
+def test_a_round_before_the_last_answered_one_is_refused(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    desk = open_desk(config, consortium.study, ledger)
+    desk.answer(*asked(consortium, 4))
+    before = written(config)
+    for skipped_back in (1, 2, 3):
+        with pytest.raises(RefusedQuery, match="comes after round 4 was answered"):
+            desk.answer(*asked(consortium, skipped_back))
+    assert written(config) == before
+
+
+def test_skipping_ahead_is_answered_and_skipped_rounds_are_not_charged(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    desk = open_desk(config, consortium.study, ledger)
+    event = consortium.study.mechanism().event(40)
+    for round_number in (2, 5):
+        desk.answer(*asked(consortium, round_number))
+    spent = ledger.spending(consortium.study.identity)
+    assert (spent.rounds, spent.samples) == (2, 2 * event.samples)
+    assert spent.mu_squared == pytest.approx(2 * event.mu_squared, rel=1e-15)
+
+
+def test_a_charge_out_of_order_is_refused_even_without_the_desk(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    charge(ledger, consortium.study, 3)
+    before = written(config)
+    for round_number in (1, 2, 3):
+        with pytest.raises(RefusedQuery):
+            charge(ledger, consortium.study, round_number)
+    assert written(config) == before
+
+
+def test_a_study_that_was_not_approved_can_neither_be_looked_up_nor_charged(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    unknown = StudyId(sha256(study_file(consortium) + b"\n").digest())
+    with pytest.raises(NotApproved, match=f"study {unknown.hex()[:12]} was not approved here"):
+        ledger.approval(unknown)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 5), max_size=12))
+def test_any_order_of_questions_charges_each_round_at_most_once_and_never_goes_back(
+    template: Consortium, tmp_path_factory: pytest.TempPathFactory, rounds: list[int]
+) -> None:
+    """Against a model in two lines: a round is charged iff it is beyond all charged before."""
+    state = tmp_path_factory.mktemp("state")
+    study, event = template.study, template.study.mechanism().event(40)
+    ledger = Ledger(state, study.target)
+    ledger.approve(study, study_file(template), b"", 40, NOW)
+    charged: list[int] = []
+    spent = 0.0
+    for round_number in rounds:
+        if round_number > max(charged, default=0):
+            charge(ledger, study, round_number)
+            charged.append(round_number)
+        else:
+            with pytest.raises(RefusedQuery):
+                ledger.check(study, round_number, event)
+        now = ledger.spending(study.identity)
+        assert now.rounds == len(charged)
+        assert now.mu_squared >= spent
+        spent = now.mu_squared
+    ledger.close()
+
+
+# Budgets -----------------------------------------------------------------------------------------
+
+
+def test_the_smallest_silo_can_answer_every_round_of_a_study(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    """The budget is met exactly: no rounding error may take the last round away."""
+    desk = open_desk(config, consortium.study, ledger)
+    for round_number in range(1, 6):
+        desk.answer(*asked(consortium, round_number))
+    epsilon = ledger.spending().epsilon(consortium.study.target.delta)
+    assert epsilon == pytest.approx(2.0, rel=1e-6)
+    assert epsilon <= 2.0
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 100, 997])
+def test_rounding_errors_of_many_rounds_neither_stop_a_study_early_nor_let_it_go_on(
+    tmp_path: Path, rounds: int
+) -> None:
+    made = make_consortium(tmp_path / "consortium", records=(40,), minimum_batch=1, rounds=rounds)
+    study, event = made.study, made.study.mechanism().event(40)
+    ledger = Ledger(tmp_path, study.target)
+    ledger.approve(study, study_file(made), b"", 40, NOW)
+    ledger._database.execute("PRAGMA synchronous=OFF")
+    for round_number in range(1, rounds + 1):
+        digest = RoundDigest(round_number.to_bytes(32, "big"))
+        ledger.charge(study, round_number, digest, event, StoredReport(b"", b""), NOW)
+    assert ledger.spending().epsilon(study.target.delta) <= study.target.epsilon
+    with pytest.raises(BudgetExhausted, match="would exceed the study's epsilon=2 "):
+        ledger.check(study, rounds + 1, event)
+    ledger.close()
+
+
+def test_a_charge_beyond_the_studys_budget_is_refused_and_not_recorded(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    """Even for a round number inside the study: the filter looks at losses, not at numbers."""
+    event = consortium.study.mechanism().event(40)
+    double = PrivacyEvent(2 * event.mu_squared, event.samples)
+    charge(ledger, consortium.study, 1, event=double)
+    charge(ledger, consortium.study, 2, event=double)
+    before = written(config)
+    with pytest.raises(BudgetExhausted, match="the study's"):
+        charge(ledger, consortium.study, 3, event=double)
+    assert written(config) == before
+    charge(ledger, consortium.study, 4)
+
+
+def test_the_policy_holds_over_all_studies_together(
+    consortium: Consortium, config: SiloConfig
+) -> None:
+    """Two approved studies, then the operator lowers the policy: their sum decides."""
+    roomy = open_ledger(config, PrivacyTarget(6.0, 1e-5))
+    content = study_file(consortium).replace(b'name = "test"', b'name = "second"')
+    second = Study.parse(content)
+    roomy.approve(second, content, b"", 40, NOW)
+    for round_number in (1, 2, 3):
+        charge(roomy, consortium.study, round_number)
+    roomy.close()
+    lowered = open_ledger(config, PrivacyTarget(2.0, 1e-5))
+    charge(lowered, second, 1)
+    charge(lowered, second, 2)  # five rounds of μ: exactly the policy
+    before = written(config)
+    for study, round_number in ((second, 3), (consortium.study, 4)):
+        with pytest.raises(BudgetExhausted, match="the policy's epsilon=2 "):
+            charge(lowered, study, round_number)
+    assert written(config) == before
+    lowered.close()
+
+
+def test_a_desk_refuses_beyond_the_policy_and_leaves_the_ledger_unchanged(
+    consortium: Consortium, config: SiloConfig
+) -> None:
+    ledger = open_ledger(config, PrivacyTarget(0.9, 1e-5))
+    desk = open_desk(config, consortium.study, ledger)
+    desk.answer(*asked(consortium, 1))
+    before = written(config)
+    for round_number in (2, 3, 4, 5):
+        with pytest.raises(BudgetExhausted, match="the policy's"):
+            desk.answer(*asked(consortium, round_number))
+    assert written(config) == before
+    assert ledger.spending().epsilon(1e-5) <= 0.9
+    ledger.close()
+
+
+def test_spending_is_what_an_independent_accountant_computes(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    """From clip, records, dimension and the noise that is added; Balle, Wang 2018, Theorem 8."""
+    study, delta = consortium.study, 1e-5
+    mechanism = study.mechanism()
+    sensitivity = 2 * study.clip / 40 + sqrt(3) * mechanism.grid * (1 + 2**-9)
+
+    def excess(epsilon: float, mu: float) -> float:
+        far = norm.cdf(-epsilon / mu - mu / 2)
+        return (
+            float(norm.cdf(-epsilon / mu + mu / 2) - pow(2.718281828459045, epsilon) * far) - delta
+        )
+
+    previous = 0.0
+    for round_number in range(1, 6):
+        charge(ledger, study, round_number)
+        mu = sqrt(round_number) * sensitivity / (mechanism.grid * 2**20)
+        expected = brentq(excess, 1e-9, 50.0, args=(mu,), xtol=1e-12)
+        spent = ledger.spending(study.identity).epsilon(delta)
+        assert spent == pytest.approx(expected, rel=1e-5)
+        assert spent >= expected * (1 - 1e-9)
+        assert spent > previous
+        previous = spent
+
+
+def test_nothing_spent_is_zero(ledger: Ledger) -> None:
+    assert ledger.spending().epsilon(1e-6) == 0.0
+
+
+# What is kept --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 64 * 1024, 64 * 1024 + 1, 300_000])
+def test_a_stored_onion_comes_back_to_the_byte(
+    consortium: Consortium, config: SiloConfig, size: int
+) -> None:
+    ledger = open_ledger(config)
+    report = charge(ledger, consortium.study, 1, size)
+    ledger.close()
+    reopened = open_ledger(config)
+    assert reopened.stored(consortium.study, 1, digest_of(1)) == report
+    reopened.close()
+
+
+def test_an_onion_beyond_64_kib_lives_in_a_file_of_its_owner(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    folder = config.state / "reports"
+    charge(ledger, consortium.study, 1, 64 * 1024)
+    assert list(folder.iterdir()) == []
+    report = charge(ledger, consortium.study, 2, 64 * 1024 + 1)
+    (path,) = folder.iterdir()
+    assert path.read_bytes() == report.onion
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_the_report_of_a_round_that_is_over_is_gone_and_the_round_is_never_answered_anew(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger, size: int
+) -> None:
+    charge(ledger, consortium.study, 1, size)
+    second = charge(ledger, consortium.study, 2, size)
+    before = written(config)
+    with pytest.raises(RefusedQuery, match="that round is over"):
+        ledger.stored(consortium.study, 1, digest_of(1))
+    assert ledger.stored(consortium.study, 2, digest_of(2)) == second
+    assert written(config) == before
+    assert len(before[1]) == (1 if size == 100 else 2)  # the snapshot, and a large onion
+
+
+def test_a_ledger_whose_study_was_altered_refuses_it(
+    consortium: Consortium, config: SiloConfig
+) -> None:
+    database = sqlite3.connect(config.state / "ledger.sqlite")
+    content = study_file(consortium).replace(b"clip = 0.25", b"clip = 0.99")
+    database.execute("UPDATE studies SET content = ?", (content,))
+    database.commit()
+    database.close()
+    ledger = open_ledger(config)
+    with pytest.raises(NotApproved, match="the ledger's copy of this study was changed"):
+        ledger.approval(consortium.study.identity)
+    with pytest.raises(NotApproved, match="changed"):
+        ledger.approvals()
+    ledger.close()
+
+
+def test_only_the_owner_can_read_the_ledger(config: SiloConfig) -> None:
+    ledger = open_ledger(config)  # while it is open, the write-ahead log exists too
+    modes = {path.name: path.stat().st_mode & 0o077 for path in config.state.glob("ledger.*")}
+    ledger.close()
+    assert set(modes.values()) == {0}
+
+
+# Crashes and races: real processes -------------------------------------------------------------
+
+
+def child(function: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process that calls one of `support.silos`' functions."""
+    code = f"from support.silos import {function}; {function}(*{arguments!r})"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+    )
+
+
+@pytest.fixture(scope="module")
+def crashed(
+    template: Consortium, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Consortium, SiloConfig, int]]:
+    """One silo for each moment at which its process was killed; the children run side by side."""
+    moments = (
+        "before the charge",
+        "before the row is written",
+        "before the commit",
+        "after the charge",
+    )
+    silos = {}
+    for moment in moments:
+        made = copied(template, tmp_path_factory.mktemp("crash") / "consortium")
+        config = approved_silo(made)
+        silos[moment] = (made, config, child("answer_and_die", str(made.silos[0]), moment))
+    codes = {}
+    for moment, (made, config, process) in silos.items():
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == -9, errors
+        codes[moment] = (made, config, process.returncode)
+    return codes
+
+
+@pytest.mark.parametrize(
+    "moment", ["before the charge", "before the row is written", "before the commit"]
+)
+def test_killed_before_the_charge_nothing_was_sent_and_nothing_is_charged(
+    crashed: dict[str, tuple[Consortium, SiloConfig, int]], moment: str
+) -> None:
+    made, config, _ = crashed[moment]
+    assert not (config.folder / "sent").exists()
+    ledger = open_ledger(config)
+    assert ledger.spending().rounds == 0
+    open_desk(config, made.study, ledger).answer(*asked(made, 1))
+    assert ledger.spending().rounds == 1
+    ledger.close()
+
+
+def test_killed_after_the_charge_the_round_is_answered_with_the_same_bytes_and_charged_once(
+    crashed: dict[str, tuple[Consortium, SiloConfig, int]],
+) -> None:
+    made, config, _ = crashed["after the charge"]
+    sent = (config.folder / "sent").read_bytes()
+    ledger = open_ledger(config)
+    assert ledger.spending().rounds == 1
+    report = open_desk(config, made.study, ledger).answer(*asked(made, 1))
+    assert report.onion == sent
+    assert ledger.spending().rounds == 1
+    ledger.close()
+
+
+def test_processes_that_share_a_ledger_never_overspend_nor_answer_a_round_twice(
+    tmp_path: Path,
+) -> None:
+    made = make_consortium(tmp_path / "consortium", rounds=40)
+    config = approved_silo(made)
+    children = [child("answer_all_rounds", str(made.silos[0]), 1.0) for _ in range(3)]
+    sent: dict[str, set[str]] = {}
+    for process in children:
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        for round_number, onion in json.loads(output).items():
+            sent.setdefault(round_number, set()).add(onion)
+    ledger = open_ledger(config)
+    spent = ledger.spending()
+    ledger.close()
+    assert all(len(onions) == 1 for onions in sent.values())
+    assert len(sent) == spent.rounds
+    assert 0 < spent.rounds < 40
+    assert spent.epsilon(1e-5) <= 1.0

@@ -1,0 +1,110 @@
+"""The frozen data of a study: what was approved is what is used, to the byte, or nothing is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from silomix.consortium import Consortium
+from silomix_client.errors import NotApproved
+from silomix_client.snapshot import freeze, thaw, write_durably
+from silomix_core.study import StudyId
+from silomix_core.task import UNIT
+from silomix_core.update import Records
+from support.consortia import SMALL_TASK, write_data
+from support.silos import approved_silo, asked, no_noise, open_desk, open_ledger, opened
+
+STUDY = StudyId(b"\7" * 32)
+
+
+def some_records(count: int, dimension: int, seed: int) -> Records:
+    rng = np.random.default_rng(seed)
+    features = rng.integers(-UNIT, UNIT, size=(count, dimension), endpoint=True)
+    return Records(features.astype(float), rng.choice([-1.0, 1.0], count))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 2**32))
+def test_thawing_undoes_freezing(
+    tmp_path_factory: pytest.TempPathFactory, count: int, dimension: int, seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("snapshots")
+    records = some_records(count, dimension, seed)
+    thawed = thaw(STUDY, freeze(records, STUDY, folder), folder)
+    assert np.array_equal(thawed.features, records.features)
+    assert np.array_equal(thawed.labels, records.labels)
+
+
+def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
+    digest = freeze(some_records(4, 3, 1), STUDY, tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(NotApproved, match="changed since the study was approved"):
+            thaw(STUDY, digest, tmp_path)
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "empty"])
+def test_a_snapshot_of_another_length_is_refused(tmp_path: Path, change: str) -> None:
+    digest = freeze(some_records(4, 3, 1), STUDY, tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    path.write_bytes({"cut": content[:-1], "longer": content + b"\0", "empty": b""}[change])
+    with pytest.raises(NotApproved):
+        thaw(STUDY, digest, tmp_path)
+
+
+def test_a_missing_snapshot_is_refused_with_its_path(tmp_path: Path) -> None:
+    digest = freeze(some_records(4, 3, 1), STUDY, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.unlink(missing_ok=True)
+    with pytest.raises(NotApproved, match=path.name):
+        thaw(STUDY, digest, tmp_path)
+
+
+def test_the_snapshot_of_one_study_is_not_that_of_another(tmp_path: Path) -> None:
+    digest = freeze(some_records(4, 3, 1), STUDY, tmp_path)
+    with pytest.raises(NotApproved):
+        thaw(StudyId(b"\1" * 32), digest, tmp_path)
+
+
+def test_only_the_owner_can_read_a_snapshot(consortium: Consortium) -> None:
+    folder = approved_silo(consortium).folder / "state" / "snapshots"
+    (path,) = folder.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_durable_write_replaces_the_whole_file_and_leaves_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_durably(path, b"long content")
+    write_durably(path, b"short")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"short"
+
+
+@pytest.mark.parametrize("change", ["other records", "fewer records", "garbage", "gone"])
+def test_data_changed_after_approval_changes_no_report(consortium: Consortium, change: str) -> None:
+    config = approved_silo(consortium)
+    descriptors = [asked(consortium, number) for number in (1, 2)]
+    ledger = open_ledger(config)
+    reports = []
+    for descriptor, query in descriptors:
+        report = open_desk(config, consortium.study, ledger, no_noise).answer(descriptor, query)
+        reports.append(opened(consortium, report.onion, descriptor.digest))
+        _change(config.data, change)
+    ledger.close()
+    assert np.array_equal(reports[0], reports[1])
+
+
+def _change(path: Path, how: str) -> None:
+    if how == "gone":
+        path.unlink(missing_ok=True)
+    elif how == "garbage":
+        path.write_bytes(b"\xff\0")
+    else:
+        write_data(path, SMALL_TASK, 40 if how == "other records" else 3, seed=99)

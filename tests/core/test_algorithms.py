@@ -1,0 +1,193 @@
+"""Noisy minibatch SGD as a generator: what it asks, what it returns, where it ends."""
+
+from collections.abc import Callable
+from itertools import islice
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
+from silomix_core.algorithms.noisy_mb_sgd import MOMENTUM, noisy_mb_sgd, project, step_size
+from silomix_core.algorithms.seam import Aggregate, AlgorithmPlan, Query
+from silomix_core.losses import LossName, loss
+from silomix_core.task import UNIT
+from silomix_core.update import ClippedSum, Records
+from support.privacy_checks import SUM_UNIT, Floats, hostile_task
+
+Answer = Callable[[int, Query], Aggregate | None]
+LOGISTIC = loss(LossName.LOGISTIC)
+
+
+def plan(
+    rounds: int = 10, dimension: int = 3, radius: float = 5.0, noise: float = 0.1
+) -> AlgorithmPlan:
+    return AlgorithmPlan(rounds, dimension, silos=4, radius=radius, noise=noise)
+
+
+def play(agreed: AlgorithmPlan, answer: Answer, start=noisy_mb_sgd) -> tuple[list[Query], Floats]:
+    """All queries and the returned model."""
+    steps = start(agreed)
+    queries = [next(steps)]
+    while True:
+        try:
+            queries.append(steps.send(answer(len(queries) - 1, queries[-1])))
+        except StopIteration as stop:
+            return queries, stop.value
+
+
+def towards(target: Floats, curvature: float) -> Answer:
+    """Gradients of curvature/2·‖x − target‖²."""
+    return lambda index, query: Aggregate(curvature * (query.point - target), 4)
+
+
+def random_answers(seed: int, void: float = 0.0) -> Answer:
+    rng = np.random.default_rng(seed)
+    gradients = rng.normal(size=(1000, 3))
+    voids = rng.uniform(size=1000) < void
+    return lambda index, query: None if voids[index] else Aggregate(gradients[index], 4)
+
+
+@given(st.integers(1, 40), st.integers(0, 5), st.sampled_from([0.0, 0.5, 1.0]))
+def test_an_algorithm_asks_as_many_queries_as_there_are_rounds(
+    rounds: int, seed: int, void: float
+) -> None:
+    queries, model = play(plan(rounds), random_answers(seed, void))
+    assert len(queries) == rounds
+    assert model.shape == (3,)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_of_the_catalogue_fits_the_seam(name: str) -> None:
+    entry = algorithm(name)
+    queries, model = play(plan(7), random_answers(1), entry.start)
+    assert entry.name == name
+    assert entry.summary
+    assert len(queries) == 7
+    assert all(np.linalg.norm(query.point) <= 5 * (1 + 1e-9) for query in queries)
+    assert np.all(np.isfinite(model))
+
+
+def test_an_unknown_algorithm_is_refused_with_the_known_names() -> None:
+    with pytest.raises(ValueError, match=r"'adam'.*noisy-mb-sgd"):
+        algorithm("adam")
+
+
+def test_the_minimizer_of_a_quadratic_is_found() -> None:
+    target = np.array([1.0, -2.0, 0.5])
+    quiet = plan(rounds=400, noise=1e-9)
+    queries, model = play(quiet, towards(target, curvature=1 / step_size(quiet)))
+    assert model == pytest.approx(target, abs=1e-9)
+    assert np.array_equal(queries[0].point, np.zeros(3))
+
+
+@pytest.mark.parametrize("bias", [0.1, 0.3])
+def test_the_minimizer_of_a_logistic_problem_is_found(bias: float) -> None:
+    """With labels that overlap the minimizer is unique; Newton's method is the judge."""
+    rng = np.random.default_rng(4)
+    values = rng.uniform([0, -1, -1], [100, 1, 1], size=(400, 3))
+    labels = np.where(rng.uniform(size=400) < 0.3 + 0.4 * (values[:, 0] > 50), 1.0, -1.0)
+    records = Records(hostile_task(bias=bias).encode(values), labels)
+    minimizer = newton(records)
+    clipped = ClippedSum(records, LOGISTIC, clip=4.0)
+
+    def answer(index: int, query: Query) -> Aggregate:
+        return Aggregate(clipped.at(query.point) / SUM_UNIT / 400, 4)
+
+    quiet = plan(rounds=2000, dimension=4, radius=50.0, noise=1e-9)
+    _, model = play(quiet, answer)
+    assert model == pytest.approx(minimizer, abs=1e-2)
+
+
+def newton(records: Records) -> Floats:
+    rows, labels = records.features / UNIT, records.labels
+    point = np.zeros(rows.shape[1])
+    for _ in range(50):
+        likelihood = 1 / (1 + np.exp(-rows @ point))
+        gradient = rows.T @ (likelihood - (labels + 1) / 2)
+        hessian = (rows * (likelihood * (1 - likelihood))[:, None]).T @ rows
+        point = point - np.linalg.solve(hessian, gradient)
+    return point
+
+
+def test_void_rounds_leave_the_point_where_it_is() -> None:
+    voids = {0, 3, 4, 9}
+    answers = random_answers(2)
+    queries, _ = play(plan(12), lambda i, query: None if i in voids else answers(i, query))
+    for index in range(11):
+        same = np.array_equal(queries[index].point, queries[index + 1].point)
+        assert same == (index in voids)
+
+
+def test_if_all_rounds_are_void_the_model_is_where_it_started() -> None:
+    _, model = play(plan(9), lambda index, query: None)
+    assert np.array_equal(model, np.zeros(3))
+
+
+@given(st.integers(0, 20), st.floats(0.01, 10))
+def test_points_and_models_stay_in_the_ball(seed: int, radius: float) -> None:
+    queries, model = play(plan(30, radius=radius), random_answers(seed, void=0.2))
+    for point in (model, *(query.point for query in queries), *(query.model for query in queries)):
+        assert np.linalg.norm(point) <= radius * (1 + 1e-12)
+
+
+@given(arrays(np.float64, 3, elements=st.floats(-1e6, 1e6)), st.floats(0.01, 100))
+def test_projection_is_idempotent_and_gives_the_nearest_point(point: Floats, radius: float) -> None:
+    projected = project(point, radius)
+    norm = np.linalg.norm(point)
+    assert np.linalg.norm(projected) <= radius * (1 + 1e-12)
+    assert np.linalg.norm(point - projected) == pytest.approx(max(0.0, norm - radius), abs=1e-6)
+    assert project(projected, radius) == pytest.approx(projected)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5, 10, 11])
+def test_the_model_is_the_average_of_the_last_half_of_the_iterates(rounds: int) -> None:
+    agreed, answers = plan(rounds, radius=100.0), random_answers(3, void=0.2)
+    queries, model = play(agreed, answers)
+    # by hand: momentum, step, projection
+    iterates, point, velocity = [], np.zeros(3), np.zeros(3)
+    for index in range(rounds):
+        aggregate = answers(index, queries[index])
+        if aggregate is not None:
+            velocity = MOMENTUM * velocity + (1 - MOMENTUM) * aggregate.gradient
+            point = point - step_size(agreed) * velocity
+            point = point * min(1.0, 100.0 / float(np.linalg.norm(point)))
+        iterates.append(point)
+    assert model == pytest.approx(np.mean(iterates[rounds // 2 :], axis=0))
+    for query, iterate in zip(islice(queries, 1, None), iterates, strict=False):
+        assert query.point == pytest.approx(iterate)
+
+
+def test_replayed_answers_give_identical_queries_and_model() -> None:
+    first, second = (play(plan(25), random_answers(5, void=0.1)) for _ in range(2))
+    assert np.array_equal(first[1], second[1])
+    for one, other in zip(first[0], second[0], strict=True):
+        assert np.array_equal(one.point, other.point)
+        assert np.array_equal(one.model, other.model)
+
+
+def test_later_rounds_do_not_change_queries_that_were_handed_out() -> None:
+    steps = noisy_mb_sgd(plan(4))
+    first = next(steps)
+    before = first.point.copy(), first.model.copy()
+    for index in range(3):
+        steps.send(Aggregate(np.full(3, 1.0 + index), 4))
+    assert np.array_equal(first.point, before[0])
+    assert np.array_equal(first.model, before[1])
+
+
+@given(
+    st.integers(1, 10**4),
+    st.integers(1, 10**4),
+    st.integers(1, 1000),
+    st.floats(0.1, 100),
+    st.floats(1e-6, 10),
+)
+def test_the_step_is_the_diameter_over_what_the_noise_wanders(
+    rounds: int, dimension: int, silos: int, radius: float, noise: float
+) -> None:
+    agreed = AlgorithmPlan(rounds, dimension, silos, radius, noise)
+    wanted = 2 * radius * sqrt(silos) / (noise * sqrt(dimension * rounds))
+    assert step_size(agreed) == pytest.approx(min(wanted, 300.0))

@@ -1,0 +1,280 @@
+"""A study file is read strictly: what it says is all there is, and every fault is named."""
+
+import re
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from silomix_core.losses import LossName
+from silomix_core.mechanism import PrivacyTarget
+from silomix_core.study import InvalidStudy, Study
+from silomix_core.task import Scaling
+from support.studies import Tree, at, parse, study_bytes, study_tree, with_value, written
+
+Path = tuple[str | int, ...]
+
+TABLES: list[Path] = [
+    (),
+    ("task",),
+    ("task", "features", 0),
+    ("task", "features", 1),
+    ("algorithm",),
+    ("privacy",),
+    ("batch",),
+    ("silos", 0),
+    ("silos", 2),
+    ("mixes", 0),
+    ("server",),
+]
+OPTIONAL: set[Path] = {("task", "features", 0, "missing"), ("task", "features", 1, "count")}
+KEYS: list[Path] = [
+    (*table, key) for table in TABLES for key in at(study_tree(), table) if key != "features"
+]
+
+
+def of_type(*kinds: type) -> list[Path]:
+    return [path for path in KEYS if type(at(study_tree(), path)) in kinds]
+
+
+# these take any number; the other numbers of the tree are whole
+NUMBERS: list[Path] = [
+    ("task", "bias"),
+    ("task", "features", 0, "low"),
+    ("task", "features", 0, "high"),
+    ("task", "features", 0, "missing"),
+    ("algorithm", "radius"),
+    ("privacy", "clip"),
+    ("privacy", "epsilon"),
+    ("privacy", "delta"),
+    ("batch", "deadline_s"),
+]
+WHOLES: list[Path] = [
+    ("version",),
+    ("task", "features", 1, "count"),
+    ("algorithm", "rounds"),
+    ("batch", "minimum"),
+    ("silos", 1, "records"),
+]
+TEXTS = of_type(str)
+
+
+def naming(path: Path) -> str:
+    return re.escape(written(path))
+
+
+def test_a_valid_study_means_what_it_says() -> None:
+    study = parse(study_tree())
+    assert study.name == "small"
+    assert study.task.loss is LossName.LOGISTIC
+    assert study.task.scaling is Scaling.UNIT_BALL
+    assert (study.task.label, study.task.bias) == ("outcome", 0.3)
+    assert study.task.columns == ("age", "lab_1", "lab_2")
+    assert [feature.missing for feature in study.task.features] == [40, 0]
+    assert (study.algorithm, study.rounds, study.radius) == ("noisy-mb-sgd", 5, 50.0)
+    assert (study.clip, study.target) == (0.25, PrivacyTarget(2.0, 1e-5))
+    assert (study.batching.minimum, study.batching.deadline_s) == (2, 5.0)
+    assert [(silo.name, silo.records) for silo in study.silos] == [
+        ("silo-0", 40),
+        ("silo-1", 50),
+        ("silo-2", 60),
+    ]
+    assert study.silos[1].sign_key == b"\x01" * 32
+    assert (study.mixes[0].address, study.server.channel_address) == (
+        "127.0.0.1:7001",
+        "127.0.0.1:9093",
+    )
+
+
+def test_a_silo_is_found_by_name() -> None:
+    study = parse(study_tree())
+    assert study.silo("silo-1") is study.silos[1]
+    assert study.silo("silo-9") is None
+
+
+def test_the_identity_is_the_hash_of_the_file() -> None:
+    content = study_bytes(study_tree())
+    study = Study.parse(content)
+    assert study.identity == sha256(content).digest()
+    assert study.short_id == sha256(content).hexdigest()[:12]
+
+
+def test_one_changed_byte_is_another_study() -> None:
+    content = study_bytes(study_tree())
+    renamed = Study.parse(content.replace(b"small", b"smalL"))
+    spaced = Study.parse(content + b"\n")
+    assert len({Study.parse(content).identity, renamed.identity, spaced.identity}) == 3
+
+
+def test_the_noise_is_what_the_smallest_silo_needs() -> None:
+    study = parse(study_tree())
+    mechanism = study.mechanism()
+    assert 2 - 1e-6 < mechanism.epsilon(40, 1e-5) <= 2
+    assert mechanism.epsilon(60, 1e-5) < mechanism.epsilon(50, 1e-5) < 2
+    assert (mechanism.clip, mechanism.rounds, mechanism.dimension) == (0.25, 5, 4)
+    plan = study.algorithm_plan(mechanism)
+    assert (plan.rounds, plan.dimension, plan.silos, plan.radius) == (5, 4, 3, 50.0)
+    assert plan.noise == mechanism.sigma
+
+
+@pytest.mark.parametrize("table", TABLES, ids=written)
+def test_an_unknown_key_is_refused_and_named(table: Path) -> None:
+    path = (*table, "surprise")
+    with pytest.raises(InvalidStudy, match=f"unknown key: {naming(path)}$"):
+        parse(with_value(path, 1))
+
+
+@pytest.mark.parametrize("path", [path for path in KEYS if path not in OPTIONAL], ids=written)
+def test_a_missing_key_is_refused_and_named(path: Path) -> None:
+    tree = study_tree()
+    del at(tree, path[:-1])[path[-1]]
+    with pytest.raises(InvalidStudy, match=f"missing key: {naming(path)} "):
+        parse(tree)
+
+
+def test_a_missing_value_rule_defaults_to_the_middle_and_a_count_to_one() -> None:
+    tree = study_tree()
+    for path in OPTIONAL:
+        del at(tree, path[:-1])[path[-1]]
+    features = parse(tree).task.features
+    assert [feature.missing for feature in features] == [50, 0]
+    assert [feature.count for feature in features] == [1, 1]
+
+
+@pytest.mark.parametrize("path", KEYS, ids=written)
+@pytest.mark.parametrize("value", [True, [[]]], ids=["bool", "nested"])
+def test_a_value_of_a_wrong_type_is_refused_and_named(path: Path, value: object) -> None:
+    with pytest.raises(InvalidStudy, match=naming(path)):
+        parse(with_value(path, value))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=written)
+def test_a_number_is_not_a_text(path: Path) -> None:
+    with pytest.raises(InvalidStudy, match=f"{naming(path)}: expected a string"):
+        parse(with_value(path, 1))
+
+
+@pytest.mark.parametrize("path", NUMBERS + WHOLES, ids=written)
+def test_a_text_is_not_a_number(path: Path) -> None:
+    with pytest.raises(InvalidStudy, match=naming(path)):
+        parse(with_value(path, "1"))
+
+
+@pytest.mark.parametrize("path", WHOLES, ids=written)
+def test_a_fraction_is_not_a_whole_number(path: Path) -> None:
+    with pytest.raises(InvalidStudy, match=f"{naming(path)}: expected a whole number"):
+        parse(with_value(path, 2.0))
+
+
+@pytest.mark.parametrize("path", NUMBERS, ids=written)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_refused(path: Path, value: float) -> None:
+    with pytest.raises(InvalidStudy, match=f"{naming(path)}: expected a finite number"):
+        parse(with_value(path, value))
+
+
+@pytest.mark.parametrize("path", NUMBERS, ids=written)
+def test_a_number_too_large_for_a_float_is_refused(path: Path) -> None:
+    with pytest.raises(InvalidStudy, match=naming(path)):
+        parse(with_value(path, 10**400))
+
+
+@pytest.mark.parametrize("path", WHOLES, ids=written)
+def test_a_whole_number_beyond_all_bounds_is_refused(path: Path) -> None:
+    with pytest.raises(InvalidStudy):
+        parse(with_value(path, 10**400))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        (("version",), 2, "version 2 is not supported"),
+        (("version",), 0, "version 0 is not supported"),
+        (("task", "loss"), "hinge", "task.loss: 'hinge' is not one of logistic"),
+        (("task", "scaling"), "none", "task.scaling: 'none' is not one of"),
+        (("task", "bias"), 0, "task: bias"),
+        (("task", "label"), "age", "task: the label 'age' is also listed"),
+        (("task", "features"), [], "task: a task needs at least one feature"),
+        (("task", "features", 1, "name"), "age", "task: feature names must differ"),
+        (("task", "features", 0, "high"), 0, "task.features[0]: feature 'age': low"),
+        (("task", "features", 0, "missing"), 101, "task.features[0]: feature 'age': missing"),
+        (("task", "features", 1, "count"), 0, "task.features[1]: feature 'lab': count"),
+        (("algorithm", "name"), "adam", "algorithm.name: 'adam' is not one of noisy-mb-sgd"),
+        (("algorithm", "rounds"), 0, "algorithm.rounds"),
+        (("algorithm", "rounds"), 1_000_001, "algorithm.rounds"),
+        (("algorithm", "radius"), 0, "algorithm.radius"),
+        (("algorithm", "radius"), -1, "algorithm.radius"),
+        (("algorithm", "radius"), 1.7e308, "algorithm.radius"),
+        (("privacy", "clip"), 0, "privacy.clip"),
+        (("privacy", "clip"), 1e300, "privacy.clip"),
+        (("privacy", "epsilon"), 0, "privacy: epsilon"),
+        (("privacy", "epsilon"), 101, "privacy: epsilon"),
+        (("privacy", "delta"), 0, "privacy: delta"),
+        (("privacy", "delta"), 0.1, "privacy: delta"),
+        (("batch", "minimum"), 0, "batch.minimum"),
+        (("batch", "minimum"), 4, "batch.minimum"),
+        (("batch", "deadline_s"), 0, "batch.deadline_s"),
+        (("batch", "deadline_s"), 86_401, "batch.deadline_s"),
+        (("silos",), [], "at least one silo"),
+        (("mixes",), [], "at least one mix"),
+        (("silos", 0, "records"), 0, "silo 'silo-0': records"),
+        (("silos", 0, "records"), 2**27, "silo 'silo-0': records"),
+        (("silos", 1, "name"), "silo-0", "different names"),
+        (("mixes", 0, "name"), "silo-0", "different names"),
+        (("server", "name"), "mix-1", "different names"),
+        (("silos", 0, "name"), "", "party name ''"),
+        (("silos", 0, "name"), "-", "party name '-'"),
+        (("silos", 0, "name"), "a/../b", "party name 'a/../b'"),
+        (("silos", 0, "name"), "münchen", "party name 'münchen'"),
+        (("silos", 0, "name"), "a\nb", "party name"),
+        (("mixes", 0, "name"), "x" * 64, "party name"),
+        (("server", "name"), "two words", "party name 'two words'"),
+        (("silos", 0, "sign_key"), "not base64!", "silos[0]: "),
+        (("mixes", 0, "seal_key"), "AAA", "mixes[0]: "),
+        (("server", "sign_key"), "é", "server: "),
+        (("silos",), [1], "silos[0]: expected a table"),
+        (("server",), [], "server: expected a table"),
+        (("mixes",), {}, "mixes: expected an array of tables"),
+    ],
+)
+def test_a_study_that_cannot_be_run_is_refused(path: Path, value: object, reason: str) -> None:
+    with pytest.raises(InvalidStudy, match=re.escape(reason)):
+        parse(with_value(path, value))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"version = ", b"= 1", b"version = 1\nversion=1"])
+def test_what_is_not_toml_is_refused(content: bytes) -> None:
+    with pytest.raises(InvalidStudy, match="not a TOML file"):
+        Study.parse(content)
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(InvalidStudy, match="missing key: version"):
+        Study.parse(b"")
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused_as_a_study(content: bytes) -> None:
+    with pytest.raises(InvalidStudy):
+        Study.parse(content)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS.filter(lambda value: value is not None),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from([*KEYS, *(table for table in TABLES if table)]), VALUES)
+def test_any_value_anywhere_gives_a_study_or_a_clear_refusal(path: Path, value: object) -> None:
+    """Nothing but InvalidStudy comes out of a file, and its message is never empty."""
+    tree: Tree = with_value(path, value)
+    try:
+        parse(tree)
+    except InvalidStudy as error:
+        refusal = str(error)
+    else:
+        refusal = "none"
+    assert refusal

@@ -1,0 +1,78 @@
+"""Logs: one event, one line, whatever stands in its fields."""
+
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from silomix_protocol import logs
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+@pytest.fixture(autouse=True)
+def _restored_logger() -> Iterator[None]:
+    logger = logging.getLogger("silomix")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def test_an_event_is_one_line_with_time_party_name_and_fields(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure("mix-1")
+    logs.event("round_closed", round=3, reports=41, waited_s=0.123456789)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(rf"{STAMP} mix-1 round_closed round=3 reports=41 waited_s=0\.123457\n", err)
+
+
+def test_an_event_without_fields_is_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("mix-1")
+    logs.event("mix_stopped")
+    assert re.fullmatch(rf"{STAMP} mix-1 mix_stopped\n", capsys.readouterr().err)
+
+
+def test_every_event_and_warning_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("mix-1")
+    logs.event("one")
+    logs.warning("two", code="UNAVAILABLE")
+    logs.event("three")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[2] for line in lines] == ["one", "two", "three"]
+
+
+def test_a_newline_in_a_field_does_not_start_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("mix-1")
+    logs.warning("batch_aborted", reason="x\n2026-01-01T00:00:00.000Z mix-1 batch_released round=1")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].endswith('reason="x 2026-01-01T00:00:00.000Z mix-1 batch_released round=1"')
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(alphabet=st.sampled_from("ab%={}\n \\'"), max_size=20))
+def test_no_field_breaks_the_line_or_is_taken_for_a_format(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    logs.configure("mix-1")
+    logs.event("named", field=text)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert text.replace("\n", " ") in err
+
+
+def test_text_with_spaces_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("mix-1")
+    logs.event("named", short="word", long="two words")
+    assert capsys.readouterr().err.endswith(' named short=word long="two words"\n')
+
+
+def test_configuring_again_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("mix-1")
+    logs.configure("mix-2")
+    logs.event("named")
+    assert re.fullmatch(rf"{STAMP} mix-2 named\n", capsys.readouterr().err)

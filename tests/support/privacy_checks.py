@@ -1,0 +1,181 @@
+"""What the privacy of a report stands on, as checks that raise AssertionError.
+
+The tests of core call them on the code as it is; test_mutants.py calls them on code that was
+broken on purpose and expects the error.  All random numbers have fixed seeds.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import exp, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from silomix_core.losses import LossName, loss
+from silomix_core.mechanism import Mechanism, PrivacyTarget
+from silomix_core.noise import RandomBytes
+from silomix_core.task import Feature, Scaling, Task
+from silomix_core.update import ClippedSum, Records, to_grid
+
+from support.exact import exact_delta, rounded_gaussian
+
+Floats = NDArray[np.float64]
+MakeSum = Callable[[Records, float], ClippedSum]
+
+FALSE_ALARM = 1e-6  # probability that one statistical check fails on correct code
+SUM_UNIT = 2**36  # 1/UNIT·2²⁰: the unit of ClippedSum.at
+SIGMA = 2.0**20  # what the accounting assumes of the noise, in grid units
+
+
+def seeded_bytes(seed: int) -> RandomBytes:
+    return np.random.default_rng(seed).bytes
+
+
+def check_gaussian(samples: NDArray[np.int64], sigma: float) -> None:
+    """χ² over 200 cells of equal probability and Kolmogorov–Smirnov, against N(0, σ²).
+
+    For σ ≥ 500 and at most 10⁶ samples the integers are too fine to be told from the continuum:
+    cells are moved to half-integers and their exact normal probabilities used.
+    """
+    quantiles = stats.norm.ppf(np.linspace(0, 1, 201)[1:-1]) * sigma
+    edges = np.unique(np.round(quantiles) + 0.5)
+    cdf = stats.norm.cdf(np.concatenate([[-np.inf], edges, [np.inf]]) / sigma)
+    counts = np.bincount(np.searchsorted(edges, samples), minlength=len(edges) + 1)
+    chi_square = stats.chisquare(counts, np.diff(cdf) * len(samples)).pvalue
+    assert chi_square > FALSE_ALARM, f"χ² against σ={sigma}: p={chi_square:.1e}"
+    smooth = samples + np.random.default_rng(0).uniform(-0.5, 0.5, len(samples))
+    kolmogorov = stats.kstest(smooth / sigma, "norm").pvalue
+    assert kolmogorov > FALSE_ALARM, f"KS against σ={sigma}: p={kolmogorov:.1e}"
+
+
+def check_noise(draw: Callable[[int, RandomBytes], NDArray[np.int64]]) -> None:
+    """The noise is what the accounting assumes: N(0, 2⁴⁰) on the integers, fresh each time."""
+    source = seeded_bytes(20_240_701)
+    first, second = draw(300_000, source), draw(300_000, source)
+    check_gaussian(np.concatenate([first, second]), SIGMA)
+    residues = stats.chisquare(np.bincount(first % 256, minlength=256)).pvalue
+    assert residues > FALSE_ALARM, f"low bits are not uniform: p={residues:.1e}"
+    correlation = float(np.corrcoef(first, second)[0, 1]) * sqrt(len(first))
+    assert 2 * stats.norm.sf(abs(correlation)) > FALSE_ALARM, "successive noise is correlated"
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Two data sets that differ in one record, and the question put to them."""
+
+    task: Task
+    values: Floats  # raw values (n, columns), whatever a CSV or an attacker may hold
+    labels: Floats
+    replaced: int
+    other_values: Floats
+    other_label: float
+    point: Floats
+    clip: float
+
+
+def clipped_sum(records: Records, clip: float) -> ClippedSum:
+    return ClippedSum(records, loss(LossName.LOGISTIC), clip)
+
+
+def check_record_is_bounded(case: Neighbours, make: MakeSum = clipped_sum) -> None:
+    """The integer sum moves by at most 2·clip, each record adds at most clip; in exact integers."""
+    first, second = _pair(case)
+    moved = difference(
+        make(first, case.clip).at(case.point), make(second, case.clip).at(case.point)
+    )
+    limit = Fraction(case.clip) * SUM_UNIT
+    assert _square(moved) <= (2 * limit) ** 2, "one record moved the sum by more than 2·clip"
+    for records in (first, second):
+        row = slice(case.replaced, case.replaced + 1)
+        alone = Records(records.features[row], records.labels[row])
+        added = make(alone, case.clip).at(case.point)
+        assert _square(added) <= limit**2, "one record adds more than clip"
+
+
+def check_grid_is_bounded(case: Neighbours, mechanism: Mechanism) -> None:
+    """The rounded mean moves by at most `sensitivity_units`."""
+    n = len(case.values)
+    first, second = (
+        to_grid(clipped_sum(records, case.clip).at(case.point), n, mechanism)
+        for records in _pair(case)
+    )
+    moved = sqrt(_square(difference(first, second)))
+    assert moved <= mechanism.sensitivity_units(n), "the rounded mean moved too far"
+    reach = max(int(np.abs(values).max()) for values in (first, second))
+    assert reach <= mechanism.largest_signal, "the mean lies beyond the mechanism's range"
+
+
+def check_meets_target(mechanism: Mechanism, target: PrivacyTarget, records: int) -> None:
+    """(ε, δ) recomputed from clip, grid, rounds and records alone, in 256 bits.
+
+    Replacing one of n records moves a mean of vectors of norm ≤ C by 2C/n, rounding both ends to
+    the grid by at most another √d; R rounds compose to μ = √R·Δ/σ.  Of δ, the part that pays for
+    discrete instead of continuous noise is (1 + e^ε)·√(dR/1152)/σ², by Pinsker.
+    """
+    distance = 2 * mechanism.clip / (records * mechanism.grid) + sqrt(mechanism.dimension)
+    mu = sqrt(mechanism.rounds) * distance / SIGMA
+    pinsker = sqrt(mechanism.dimension * mechanism.rounds / 1152) / SIGMA**2
+    delta = exact_delta(target.epsilon, mu) + (1 + exp(target.epsilon)) * pinsker
+    assert delta <= target.delta, f"δ is {float(delta):.3e}, promised {target.delta:.3e}"
+
+
+def check_discretization_bound(distance: Callable[[int, float], float]) -> None:
+    """`distance(samples, σ)` bounds the total variation of rounded and discrete Gaussian noise.
+
+    Exactly for one and two samples; for many by Pinsker, since Kullback–Leibler divergence adds
+    up over samples (adaptively chosen ones too).
+    """
+    for sigma in (2.0, 4.0, 8.0, 16.0, 64.0):
+        rounded, discrete = rounded_gaussian(sigma)
+        single = 0.5 * np.abs(rounded - discrete).sum()
+        assert single <= distance(1, sigma), f"one sample, σ={sigma}"
+        if sigma <= 16:
+            pairs = np.outer(rounded, rounded) - np.outer(discrete, discrete)
+            assert 0.5 * np.abs(pairs).sum() <= distance(2, sigma), f"two samples, σ={sigma}"
+        divergence = float(np.sum(rounded * np.log(rounded / discrete)))
+        for samples in (1, 100, 10**6):
+            assert sqrt(samples * divergence / 2) <= distance(samples, sigma), f"many, σ={sigma}"
+
+
+HOSTILE_VALUES = (np.nan, np.inf, -np.inf, 1e300, -1e300, 0.0, -0.0, 5e-324, -1.0, 1.0, 2.5, 100.0)
+
+
+def hostile_task(scaling: Scaling = Scaling.UNIT_BALL, bias: float = 0.3) -> Task:
+    features = (Feature("age", 0.0, 100.0, 50.0), Feature("lab", -1.0, 1.0, 0.25, count=2))
+    return Task(LossName.LOGISTIC, "outcome", features, scaling, bias)
+
+
+def hostile_pairs(count: int, clips: Sequence[float] = (0.01, 0.25, 1.0)) -> Iterator[Neighbours]:
+    """Neighbours drawn from hostile values, aimed at the largest movement: few records, far points.
+
+    Deterministic; for mutants, where Hypothesis would only make the failure smaller.
+    """
+    rng = np.random.default_rng(7)
+    for index in range(count):
+        n, task = int(rng.integers(1, 5)), hostile_task(bias=float(rng.uniform(0.05, 1)))
+        yield Neighbours(
+            task=task,
+            values=rng.choice(HOSTILE_VALUES, size=(n, 3)),
+            labels=rng.choice([-1.0, 1.0], size=n),
+            replaced=int(rng.integers(n)),
+            other_values=rng.choice(HOSTILE_VALUES, size=3),
+            other_label=float(rng.choice([-1.0, 1.0])),
+            point=rng.normal(0, 10 ** rng.uniform(-2, 6), size=4),
+            clip=clips[index % len(clips)],
+        )
+
+
+def difference(first: NDArray[np.int64], second: NDArray[np.int64]) -> list[int]:
+    return [int(a) - int(b) for a, b in zip(first, second, strict=True)]
+
+
+def _pair(case: Neighbours) -> tuple[Records, Records]:
+    values, labels = case.values.copy(), case.labels.copy()
+    first = Records(case.task.encode(values), labels.copy())
+    values[case.replaced], labels[case.replaced] = case.other_values, case.other_label
+    return first, Records(case.task.encode(values), labels)
+
+
+def _square(vector: Sequence[int] | NDArray[np.int64]) -> int:
+    return sum(int(entry) ** 2 for entry in vector)

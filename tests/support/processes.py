@@ -1,0 +1,119 @@
+"""Real processes in tests: started in their own folder, waited for, ended whatever happens."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from silomix.consortium import Consortium
+from silomix.demo.processes import Process, Processes, Role
+from silomix_client.approve import approve, review
+from silomix_client.config import load as load_silo
+from silomix_client.ledger import Ledger, Spending
+
+LIMIT_S = 60.0
+
+
+def wait_until(holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+    """Poll a condition; a clear failure when it does not come true in time."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {limit_s:g} s: {what}")
+        time.sleep(0.05)
+
+
+def approve_all(made: Consortium) -> None:
+    for config in made.silos:
+        settings = load_silo(config)
+        content = (made.folder / "study.toml").read_bytes()
+        approve(settings, review(settings, content), datetime.now(UTC))
+
+
+@contextmanager
+def running(made: Consortium, *, server: bool = True) -> Iterator["Running"]:
+    """All processes of an approved consortium; every one is ended afterwards."""
+    logs = made.folder / "logs"
+    logs.mkdir(exist_ok=True)
+    with Processes(logs) as processes:
+        mixes = [processes.start(Role.MIX, config) for config in made.mixes]
+        silos = [processes.start(Role.SILO, config) for config in made.silos]
+        head = processes.start(Role.SERVER, made.server) if server else None
+        yield Running(made, processes, mixes, silos, head)
+
+
+class Running:
+    """Handles on the processes of a consortium."""
+
+    def __init__(
+        self,
+        made: Consortium,
+        processes: Processes,
+        mixes: list[Process],
+        silos: list[Process],
+        server: Process | None,
+    ) -> None:
+        self.made, self.processes = made, processes
+        self.mixes, self.silos = mixes, silos
+        self._server = server
+
+    @property
+    def server(self) -> Process:
+        assert self._server is not None
+        return self._server
+
+    def restart_server(self) -> None:
+        self._server = self.processes.start(Role.SERVER, self.made.server)
+
+    def server_status(self, limit_s: float = LIMIT_S) -> int:
+        """Wait for the server's end; its exit status."""
+        try:
+            return self.server.child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the server did not end: {self.all_logs()}") from None
+
+    def wait_for_round(self, number: int) -> None:
+        wait_until(lambda: len(progress(self.made)) >= number, f"round {number}: {self.all_logs()}")
+
+    def all_logs(self) -> str:
+        files = [*self.processes.folder.glob("*.log"), *server_logs(self.made)]
+        return "\n".join(f"--- {path}\n{path.read_text()[-1500:]}" for path in files)
+
+
+def server_logs(made: Consortium) -> list[Path]:
+    return sorted((made.server.parent / "state").glob("*.log"))
+
+
+def progress(made: Consortium) -> list[dict[str, float]]:
+    path = made.server.parent / "state" / "progress.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def spending(made: Consortium) -> list[Spending]:
+    """What each silo's own ledger says."""
+    result = []
+    for config in made.silos:
+        settings = load_silo(config)
+        ledger = Ledger(settings.state, settings.policy.lifetime)
+        result.append(ledger.spending(made.study.identity))
+        ledger.close()
+    return result
+
+
+def silomix(
+    *arguments: str, cwd: Path, limit_s: float = 120.0
+) -> "subprocess.CompletedProcess[str]":
+    """The command line as a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "silomix", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )

@@ -1,0 +1,167 @@
+"""`silomix demo` as a new user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from support.processes import silomix, wait_until
+
+
+def test_ten_silos_and_three_mixes_come_close_to_the_pooled_model(tmp_path: Path) -> None:
+    ended = silomix(
+        *[
+            "demo",
+            "--silos",
+            "10",
+            "--mixes",
+            "3",
+            "--rounds",
+            "40",
+            "--epsilon",
+            "2",
+            "--json",
+            "out.json",
+            "--plain",
+        ],
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert summary["test_error"] < 0.6 * summary["majority_error"]
+    assert summary["test_error"] < summary["pooled_error"] + 0.03
+    spent = {line["silo"]: line["epsilon_spent"] for line in summary["ledgers"]}
+    assert len(spent) == 10
+    assert max(spent.values()) <= 2.0 + 1e-9
+    smallest = min(summary["ledgers"], key=lambda line: line["records"])
+    assert abs(smallest["epsilon_spent"] - 2.0) < 1e-6
+    assert summary["adjacency"] == "replace-one-record"
+    assert (summary["epsilon"], summary["rounds"]) == (2.0, 40)
+    assert (summary["reports_accepted"], summary["reports_dropped"]) == (400, 0)
+    for key in ("delta", "seconds_per_round_median", "seconds_total", "peak_rss_mb"):
+        assert summary[key]
+    assert {"silo", "mix", "server", "coordinator", "superlink"} <= set(summary["peak_rss_mb"])
+    folder = tmp_path / "silomix-demo"
+    for name in ("model.npz", "summary.json", "rounds.csv", "study.png", "logs/silo-10.log"):
+        assert (folder / name).stat().st_size > 0
+    assert "approves study" in ended.stdout
+
+
+def test_breast_cancer_and_a_csv_file_run_too(tmp_path: Path) -> None:
+    lines = ["a,b,sick"]
+    lines += [f"{x},{(x * 7) % 11},{int(x > 50)}" for x in range(101)]
+    (tmp_path / "own.csv").write_text("\n".join(lines) + "\n")
+    for arguments in (
+        "--data breast-cancer --silos 3 --rounds 5 --epsilon 5",
+        "--data own.csv --label sick --silos 3 --rounds 5 --mixes 1",
+    ):
+        ended = silomix("demo", "--plain", *arguments.split(), cwd=tmp_path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "test error" in ended.stdout
+
+
+def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    cases = {
+        "--data nowhere.csv --label y": "nowhere.csv",
+        "--data nonsense": "breast-cancer",
+        "--epsilon 0": "epsilon",
+        "--delta 2": "delta",
+        "--algorithm magic": "noisy-mb-sgd",
+        "--minimum-batch 9 --silos 5": "silos",
+    }
+    for arguments, hint in cases.items():
+        ended = silomix("demo", "--plain", *arguments.split(), cwd=tmp_path)
+        assert ended.returncode == 1, arguments
+        assert hint in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert not (tmp_path / "silomix-demo").exists()
+
+
+def test_a_folder_that_is_not_a_demos_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    ended = silomix("demo", "--plain", "--out", "mine", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "not empty" in ended.stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_ctrl_c_ends_everything_and_says_so(tmp_path: Path) -> None:
+    demo = _start(tmp_path)
+    try:
+        children = _wait_for_round_one(demo, tmp_path)
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+    assert demo.returncode != 0
+    assert "interrupted" in errors
+    assert "logs" in errors
+    wait_until(lambda: not any(_alive(child) for child in children), "all children are gone")
+
+
+def test_a_dead_mix_ends_everything_and_is_named(tmp_path: Path) -> None:
+    demo = _start(tmp_path)
+    try:
+        children = _wait_for_round_one(demo, tmp_path)
+        mix = next(child for child in children if "mix-2" in " ".join(child.cmdline()))
+        os.kill(mix.pid, signal.SIGKILL)
+        _, errors = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+    assert demo.returncode == 1
+    assert "mix-2 ended by SIGKILL" in errors
+    assert "logs/mix-2.log" in errors
+    wait_until(lambda: not any(_alive(child) for child in children), "all children are gone")
+
+
+def test_a_demo_killed_outright_leaves_no_process(tmp_path: Path) -> None:
+    demo = _start(tmp_path)
+    try:
+        children = _wait_for_round_one(demo, tmp_path)
+    finally:
+        demo.kill()
+        demo.communicate(timeout=60)
+    wait_until(lambda: not any(_alive(child) for child in children), "all children are gone")
+
+
+def _start(folder: Path) -> "subprocess.Popen[str]":
+    arguments = [
+        "demo",
+        "--plain",
+        "--silos",
+        "3",
+        "--minimum-batch",
+        "2",
+        "--rounds",
+        "3000",
+        "--epsilon",
+        "5",
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-m", "silomix", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_for_round_one(demo: "subprocess.Popen[str]", folder: Path) -> list[psutil.Process]:
+    """All descendants of the demo, once the study runs."""
+    progress = folder / "silomix-demo" / "server" / "state" / "progress.jsonl"
+    wait_until(lambda: progress.exists() or demo.poll() is not None, "the first round")
+    assert demo.poll() is None
+    children = psutil.Process(demo.pid).children(recursive=True)
+    assert len(children) == 8  # server, superlink, coordinator, 2 mixes, 3 silos
+    return children
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,218 @@
+"""What we rely on of Flower 1.41, held against a real SuperLink with TLS and node keys."""
+
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from silomix.consortium import Consortium
+from silomix_client.fleet import FleetRefused, join_fleet
+from silomix_protocol.keys import generate_node_key, load_node_key
+from silomix_server import flower_run
+from silomix_server.children import end, spawn
+from silomix_server.flower_run import FlowerRuns
+from support.consortia import make_consortium
+from support.processes import approve_all, progress, running, server_logs, spending, wait_until
+
+
+@contextmanager
+def superlink(made: Consortium) -> Iterator[FlowerRuns]:
+    """A real SuperLink of this consortium, with its silos registered, and its Control API."""
+    state = made.server.parent / "state"
+    state.mkdir(exist_ok=True)
+    (state / "superexec.secret").write_bytes(b"0" * 32)
+    command = [sys.executable, "-m", "silomix_server.superlink", str(made.server)]
+    child = spawn(command, state / "superlink.log", {"FLWR_HOME": str(state / "flwr")})
+    try:
+        runs = FlowerRuns(_control(made), made.server.parent / "ca.crt")
+        wait_until(runs.ready, f"SuperLink ready, see {state / 'superlink.log'}")
+        runs.register(made.study)
+        yield runs
+        runs.close()
+    finally:
+        end(child)
+
+
+def _control(made: Consortium) -> str:
+    from silomix_server.config import load
+
+    return load(made.server).control_listen
+
+
+def _authority(made: Consortium) -> bytes:
+    return (made.server.parent / "ca.crt").read_bytes()
+
+
+def test_a_registered_key_joins_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c")
+    address = made.study.server.fleet_address
+    with superlink(made) as runs:
+        runs.register(made.study)  # twice: the known ones stay
+        key = load_node_key(made.silos[0].parent / "node.key")
+        with join_fleet(address, _authority(made), key) as node:
+            assert node.receive() is None
+            node.heartbeat()
+        with (
+            pytest.raises(FleetRefused, match="the server answered 4"),
+            join_fleet(address, _authority(made), generate_node_key()),
+        ):
+            raise AssertionError("an unknown key was let in")
+
+
+def test_silos_reach_the_fleet_api_and_nothing_else_of_flower(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c")
+    fleet, control = made.study.server.fleet_address, _control(made)
+    paths = [
+        "/v1/control/list-runs",
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "//v1/control/list-runs",
+        "/docs",
+        "/openapi.json",
+    ]
+    headers = {"content-type": "application/x-protobuf"}
+    trusted = ssl.create_default_context(cadata=_authority(made).decode())
+    with superlink(made), httpx.Client(verify=trusted) as client:
+        for path in paths:
+            answer = client.post(f"https://{fleet}{path}", headers=headers, content=b"")
+            assert answer.status_code == 404, path
+        reached = client.post(f"https://{control}{paths[0]}", headers=headers, content=b"")
+        assert reached.status_code != 404  # the same path exists on the loopback door
+
+
+def test_an_unregistered_silo_ends_with_a_clear_message(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c")
+    approve_all(made)
+    stranger = made.silos[0].parent
+    with superlink(made):
+        (stranger / "node.key").unlink()
+        from silomix_protocol.keys import save_node_key
+
+        save_node_key(generate_node_key(), stranger / "node.key")
+        ended = subprocess.run(
+            [sys.executable, "-m", "silomix", "silo", "run", str(made.silos[0])],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "refuses this silo" in ended.stderr
+    assert "ask its operator" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_study_runs_on_one_lease_and_the_run_is_completed(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=6)
+    approve_all(made)
+    with running(made) as system:
+        assert system.server_status() == 0, system.all_logs()
+    log = _serverapp_log(made)
+    assert log.count("lease_offered") == 1
+    assert log.count("lease_reply") == 3
+    assert log.count("ending=done answered=6") == 3
+    assert (made.server.parent / "state" / "model.npz").exists()
+    assert [line["accepted"] for line in progress(made)] == [3] * 6
+    assert [entry.rounds for entry in spending(made)] == [6, 6, 6]
+
+
+def test_a_lease_of_one_round_makes_flower_dispatch_every_round(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=3, lease_rounds=1)
+    approve_all(made)
+    with running(made) as system:
+        assert system.server_status() == 0, system.all_logs()
+    log = _serverapp_log(made)
+    assert log.count("lease_offered") == 3
+    assert log.count("ending=done answered=1") == 9
+
+
+def test_a_lease_is_renewed_before_its_deadline(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=250, lease_rounds=1000, lease_deadline_s=2.0)
+    approve_all(made)
+    with running(made) as system:
+        assert system.server_status() == 0, system.all_logs()
+    assert _serverapp_log(made).count("lease_offered") >= 2
+    assert len(progress(made)) == 250
+
+
+def test_a_stopped_run_ends_the_server_and_frees_the_silos(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=5000, epsilon=5.0)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(5)
+        runs = FlowerRuns(_control(made), made.server.parent / "ca.crt")
+        run_id = _run_id(system.server.log)
+        runs.stop(run_id)
+        wait_until(lambda: runs.status(run_id).finished, "the run is finished")
+        assert not runs.status(run_id).completed
+        runs.close()
+        assert system.server_status() == 1
+        for silo in system.silos:
+            wait_until(
+                lambda silo=silo: "lease_ended" in silo.log.read_text(), f"{silo.name} is free"
+            )
+            assert silo.state == "running"
+
+
+def test_code_in_the_app_bundle_never_runs_at_a_silo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_consortium(tmp_path / "c", rounds=3)
+    approve_all(made)
+    marker = tmp_path / "marker"
+    bundle = made.server.parent / "state" / "bundle"
+    bundle.mkdir(parents=True)
+    (bundle / "hostile_client.py").write_text(
+        f"import pathlib\npathlib.Path({str(marker)!r}).touch()\napp = None\n"
+    )
+    subprocess.run([sys.executable, "hostile_client.py"], cwd=bundle, check=True)
+    assert marker.exists()  # the trap works
+    marker.unlink()
+    hostile = flower_run._APP.replace("silomix_server.app:no_client_app", "hostile_client:app")
+    assert hostile != flower_run._APP
+    monkeypatch.setattr(flower_run, "_APP", hostile)
+    state = made.server.parent / "state"
+    with superlink(made) as runs, running(made, server=False):
+        app = spawn(
+            [sys.executable, "-m", "silomix_server.serverapp", str(made.server)],
+            state / "serverapp.log",
+            {"FLWR_HOME": str(state / "flwr")},
+        )
+        try:
+            run_id = runs.start(bundle, made.server)
+            wait_until(lambda: runs.status(run_id).finished, "the run is finished")
+            assert runs.status(run_id).completed
+        finally:
+            end(app)
+    assert [entry.rounds for entry in spending(made)] == [3, 3, 3]
+    assert not marker.exists()
+
+
+def test_a_server_without_silos_says_how_many_are_missing(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", wait_for_silos_s=1.0)
+    shutil.rmtree(made.silos[0].parent)
+    ended = subprocess.run(
+        [sys.executable, "-m", "silomix", "server", "run", str(made.server)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "only 0 of 3 silos are online after 1 s and a batch needs 2" in ended.stderr
+
+
+def _run_id(log: Path) -> int:
+    line = next(line for line in log.read_text().splitlines() if "run_started" in line)
+    return int(line.rpartition("run=")[2])
+
+
+def _serverapp_log(made: Consortium) -> str:
+    return next(path for path in server_logs(made) if path.name == "serverapp.log").read_text()

@@ -1,0 +1,164 @@
+"""Whole studies with real processes: what happens when one of them dies."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+from silomix.consortium import Consortium
+from support.consortia import make_consortium
+from support.processes import approve_all, progress, running, server_logs, spending, wait_until
+
+
+def test_a_killed_silo_is_done_without_while_the_minimum_holds(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=300, epsilon=5.0, deadline_s=20.0)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(20)
+        os.kill(system.silos[1].child.pid, signal.SIGKILL)
+        assert system.server_status() == 0, system.all_logs()
+    lines = progress(made)
+    assert len(lines) == 300
+    assert lines[-1]["accepted"] == 2
+    assert sum(line["seconds"] > 1 for line in lines) <= 1  # waited for at most once
+    assert not any(line["void"] for line in lines)
+    answered = [entry.rounds for entry in spending(made)]
+    assert answered[0] == answered[2] == 300
+    assert answered[1] < 300
+
+
+def test_too_few_silos_end_the_study_with_a_clear_refusal(tmp_path: Path) -> None:
+    made = make_consortium(
+        tmp_path / "c", rounds=5000, epsilon=5.0, minimum_batch=3, deadline_s=2.0
+    )
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(5)
+        os.kill(system.silos[2].child.pid, signal.SIGKILL)
+        assert system.server_status() == 1
+        said = system.server.log.read_text()
+    assert "only 2 silos are connected and a batch needs 3" in said
+    assert "Traceback" not in said
+
+
+def test_a_killed_server_goes_on_with_the_next_round(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=400, epsilon=5.0)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(10)
+        os.kill(system.server.child.pid, signal.SIGKILL)
+        system.server_status()
+        wait_until(lambda: _server_children_gone(made), "the dead server's children are gone")
+        before = len(progress(made))
+        system.restart_server()
+        assert system.server_status() == 0, system.all_logs()
+    rounds = [int(line["round"]) for line in progress(made)]
+    assert len(rounds) > before
+    assert rounds == sorted(set(rounds))  # no round twice
+    assert rounds[-1] == 400
+    for entry in spending(made):
+        assert entry.rounds <= 400
+        assert entry.epsilon(made.study.target.delta) <= made.study.target.epsilon
+    assert "study_resumed" in _log(made, "serverapp.log")
+
+
+def test_a_restarted_silo_comes_back_and_charges_nothing_twice(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=600, epsilon=5.0, lease_rounds=150)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(20)
+        os.kill(system.silos[0].child.pid, signal.SIGKILL)
+        system.silos[0].child.wait(10)
+        from silomix.demo.processes import Role
+
+        system.processes.start(Role.SILO, made.silos[0])
+        assert system.server_status() == 0, system.all_logs()
+    assert progress(made)[-1]["accepted"] == 3
+    assert spending(made)[0].rounds < 600
+    assert spending(made)[1].rounds == 600
+
+
+def test_a_killed_mix_voids_rounds_and_loses_nothing(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=60, deadline_s=1.0)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(5)
+        os.kill(system.mixes[0].child.pid, signal.SIGKILL)
+        system.mixes[0].child.wait(10)
+        from silomix.demo.processes import Role
+
+        system.processes.start(Role.MIX, made.mixes[0])
+        assert system.server_status() == 0, system.all_logs()
+    lines = progress(made)
+    assert len(lines) == 60
+    assert lines[-1]["accepted"] == 3
+    assert sum(bool(line["void"]) for line in lines) <= 5
+
+
+def test_no_log_or_command_line_shows_a_record_or_a_secret(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=30, records=(41, 41, 41))
+    for config in made.silos:
+        text = (config.parent / "data.csv").read_text().rstrip("\n").split("\n")
+        text[1] = "77.123457,0.765433,1"  # a record that would be recognised
+        (config.parent / "data.csv").write_text("\n".join(text) + "\n")
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(3)
+        commands = [
+            Path(f"/proc/{pid}/cmdline").read_bytes() for _, pid in system.processes.members()
+        ]
+        assert system.server_status() == 0, system.all_logs()
+        everything = system.all_logs().encode() + b"".join(commands)
+        everything += b"".join(path.read_bytes() for path in server_logs(made))
+    assert len(commands) == 8  # 2 mixes, 3 silos, server, superlink, coordinator
+    for canary in (b"77.12", b"0.7654", b"--token", b"PRIVATE KEY"):
+        assert canary not in everything
+    for key in tmp_path.rglob("*.key"):
+        assert key.read_bytes().hex().encode() not in everything
+        assert key.stat().st_mode & 0o077 == 0
+    # No mix or server line names a silo next to a round's report.
+    for log in (*(mix.log for mix in system.mixes), *server_logs(made)):
+        for line in log.read_text().splitlines():
+            assert not (re.search(r"silo-\d", line) and re.search(r"\bround=", line)), line
+
+
+def test_the_model_is_the_one_that_the_journalled_sums_give(tmp_path: Path) -> None:
+    from silomix_core.algorithms.catalogue import algorithm
+    from silomix_core.algorithms.seam import Aggregate
+    from silomix_server.journal import Journal
+
+    made = make_consortium(tmp_path / "c", rounds=12)
+    approve_all(made)
+    with running(made) as system:
+        assert system.server_status() == 0, system.all_logs()
+    state = made.server.parent / "state"
+    mechanism = made.study.mechanism()
+    steps = algorithm(made.study.algorithm).start(made.study.algorithm_plan(mechanism))
+    next(steps)
+    model = None
+    for closed in Journal(state / f"journal-{made.study.short_id}.sqlite").rounds():
+        assert closed.total is not None
+        mean = closed.total.astype(np.float64) * (mechanism.grid / closed.reports)
+        try:
+            steps.send(Aggregate(mean, closed.reports))
+        except StopIteration as finished:
+            model = finished.value
+    assert np.array_equal(model, np.load(state / "model.npz")["weights"])
+
+
+def _server_children_gone(made: Consortium) -> bool:
+    wanted = str(made.server).encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if wanted in command and b"silomix_server." in command:
+                return False
+    return True
+
+
+def _log(made: Consortium, name: str) -> str:
+    return next(path for path in server_logs(made) if path.name == name).read_text()
