@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
@@ -135,21 +136,21 @@ class FleetNode:
 
 @contextmanager
 def join_fleet(
-    address: str, authority: bytes, key: ec.EllipticCurvePrivateKey
+    address: str, authority: bytes, key: ec.EllipticCurvePrivateKey, memory: Path
 ) -> Iterator[FleetNode]:
-    """Activate this node at the SuperLink and keep it alive; raises FleetRefused for a key that
-    nobody registered."""
+    """Activate this node at the SuperLink and keep it alive.
+
+    Raises FleetRefused for a key that nobody registered.  `memory` is a file that keeps the node's
+    id: a process that was killed is still active for Flower (about a minute), and only with that
+    id can its successor end the old activation.
+    """
     interceptors: list[ProtobufClientInterceptor] = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),
     ]
     with FleetHttpClient.from_server_address(address, False, authority, interceptors) as client:
-        request = ActivateNodeRequest(
-            public_key=public_key_to_bytes(key.public_key()),
-            heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL,
-        )
-        with _translated():
-            node_id = client.ActivateNode(request).node_id
+        node_id = _activate(client, public_key_to_bytes(key.public_key()), memory)
+        memory.write_text(str(node_id), encoding="ascii")
         node = FleetNode(client, node_id)
         stop = threading.Event()
         beat = threading.Thread(target=_beat, args=(node, stop), daemon=True)
@@ -163,6 +164,22 @@ def join_fleet(
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
             except httpx.HTTPError:
                 logs.warning("deactivation_failed")
+
+
+def _activate(client: FleetHttpClient, public_key: bytes, memory: Path) -> int:
+    request = ActivateNodeRequest(
+        public_key=public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+    )
+    try:
+        with _translated():
+            return int(client.ActivateNode(request).node_id)
+    except FleetRefused:
+        if not memory.exists():
+            raise
+    former = int(memory.read_text(encoding="ascii"))
+    with _translated():
+        client.DeactivateNode(DeactivateNodeRequest(node_id=former))
+        return int(client.ActivateNode(request).node_id)
 
 
 def _beat(node: FleetNode, stop: threading.Event) -> None:

@@ -3,7 +3,8 @@
 The silo dials the coordinator's round channel and the first mix, answers every round it is asked,
 and checks that its report is among those that the coordinator says it received.  The lease ends
 when the coordinator says so, at its deadline, when the silo refuses a query, when its report went
-missing twice, or when the channel stays broken.
+missing twice (then no further lease is taken until the operator restarts the silo), or when the
+channel stays broken.
 """
 
 import asyncio
@@ -58,7 +59,6 @@ class _Progress:
     """What happened so far in this lease."""
 
     answered: int = 0
-    missing: int = 0
     waiting: tuple[Descriptor, StoredReport] | None = None  # answered, not yet closed
 
 
@@ -75,10 +75,15 @@ class LeaseHolder:
         self._mix_channel = identity.channel(mix.name, mix.address)
         self._mix = mix_pb2_grpc.MixStub(self._mix_channel)
         self._submit: SubmitCall | None = None
+        self._missing = 0  # closed rounds in a row without our report, over all leases
 
     async def follow(self, lease: Lease) -> tuple[Ending, int]:
         """Answer rounds until the lease ends; why, and how many were answered."""
         progress = _Progress()
+        if self._missing >= _MISSING_BEFORE_STOP:
+            logs.warning("report_missing", hint="restart this silo to take part again")
+            return Ending.MISSING, 0
+        self._connect_to_mix()
         try:
             async with asyncio.timeout(lease.deadline_s):
                 ending = await self._follow(lease, progress)
@@ -116,7 +121,7 @@ class LeaseHolder:
                 logs.warning("channel_broken", code=error.code().name)
                 if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                     return Ending.CHANNEL_LOST
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 logs.warning("channel_unreachable", server=self._study.server.channel_address)
             attempt = 0 if progress.answered > before else attempt + 1
             await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
@@ -131,7 +136,7 @@ class LeaseHolder:
                 await self._answer(descriptor, query, progress)
             elif kind == "closed":
                 self._check_inclusion(event.closed, progress)
-                if progress.missing >= _MISSING_BEFORE_STOP:
+                if self._missing >= _MISSING_BEFORE_STOP:
                     return Ending.MISSING
             elif kind == "ended":
                 return Ending.DONE
@@ -161,12 +166,16 @@ class LeaseHolder:
                 logs.warning("submit_failed", round=descriptor.round, reason=_name(error))
             await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
 
+    def _connect_to_mix(self) -> "SubmitCall":
+        """The stream to the first mix; an open one tells it that this silo is there."""
+        if self._submit is None or self._submit.done():
+            self._submit = self._mix.Submit(wait_for_ready=True)
+        return self._submit
+
     async def _submit_once(
         self, descriptor: Descriptor, onion: bytes, signature: bytes
     ) -> mix_pb2.Receipt:
-        if self._submit is None or self._submit.done():
-            self._submit = self._mix.Submit(wait_for_ready=True)
-        call = self._submit
+        call = self._connect_to_mix()
         header = mix_pb2.SubmitHeader(
             descriptor=descriptor.to_wire(), bytes=len(onion), signature=signature
         )
@@ -199,10 +208,10 @@ class LeaseHolder:
         descriptor, report = progress.waiting
         progress.waiting = None
         if report.sealed in closed.reports:
-            progress.missing = 0
-        else:
-            progress.missing += 1
-            logs.warning("report_missing", round=descriptor.round, times=progress.missing)
+            self._missing = 0
+        elif not closed.void:  # a void round used nobody's report
+            self._missing += 1
+            logs.warning("report_missing", round=descriptor.round, times=self._missing)
 
 
 async def _next(events: "ChannelEvents") -> channel_pb2.ChannelEvent | None:

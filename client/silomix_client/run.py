@@ -90,7 +90,8 @@ class _Process:
             pause = min(2 * pause, _CONNECT_PAUSE_S[1])
 
     async def _join(self, stack: ExitStack, address: str) -> FleetNode:
-        context = join_fleet(address, self._identity.authority, self._node_key)
+        memory = self._config.state / f"flower-node-{address.replace(':', '-')}"
+        context = join_fleet(address, self._identity.authority, self._node_key, memory)
         return await asyncio.to_thread(stack.enter_context, context)
 
     async def _take_leases(self, node: FleetNode) -> None:

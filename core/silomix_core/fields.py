@@ -28,7 +28,10 @@ class Table:
 
     def number(self, key: str, default: float | None = None) -> float:
         if type(self._left.get(key)) is int:
-            return float(self.whole(key))
+            whole = self.whole(key)
+            if abs(whole) > 2**1000:
+                raise InvalidField(f"{self._path(key)}: expected a finite number")
+            return float(whole)
         value = self._take(key, float, "a number", default)
         if not isfinite(value):
             raise InvalidField(f"{self._path(key)}: expected a finite number")

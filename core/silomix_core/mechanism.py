@@ -13,7 +13,7 @@ whole transcript of a silo, against the server, all mixes and all other silos to
 """
 
 from dataclasses import dataclass
-from math import ceil, isfinite, sqrt
+from math import ceil, inf, isfinite, sqrt
 
 from silomix_core.accounting import (
     discretization_delta,
@@ -26,8 +26,8 @@ from silomix_core.noise import LARGEST_NOISE, SIGMA_UNITS
 ADJACENCY = "replace-one-record"
 
 # Rounding the mean to the grid moves every coordinate by at most ½, on either side of a
-# neighbouring pair; 2⁻⁹ covers the float64 product before it (see `update.to_grid`).
-_ROUNDING = 1 + 2.0**-9
+# neighbouring pair; 2⁻⁸ covers the float64 product before it (see `update.to_grid`).
+_ROUNDING = 1 + 2.0**-8
 _LARGEST_SIGNAL = 2**43  # grid units; beyond it that product would lose bits
 
 
@@ -87,13 +87,14 @@ class Mechanism:
                 "use a larger delta or fewer rounds"
             )
         mu_round = gaussian_mu(target.epsilon, target.delta - slack) / sqrt(rounds)
-        allowed = mu_round * SIGMA_UNITS - sqrt(dimension) * _ROUNDING
+        # 1e-9: rounding errors, of `gaussian_delta` too, fall on the safe side
+        allowed = mu_round * SIGMA_UNITS * (1 - 1e-9) - sqrt(dimension) * _ROUNDING
         if allowed <= 0:
             raise CalibrationImpossible(
                 f"epsilon={target.epsilon} over {rounds} rounds leaves no room for "
                 f"{dimension} coordinates; use a larger epsilon or fewer rounds"
             )
-        grid = (2 * clip / records / allowed) * (1 + 1e-12)  # rounding errors fall on the safe side
+        grid = 2 * clip / records / allowed
         mechanism = cls(clip=clip, rounds=rounds, dimension=dimension, grid=grid)
         if mechanism.largest_signal > _LARGEST_SIGNAL:
             raise CalibrationImpossible(
@@ -139,20 +140,21 @@ class Mechanism:
 def epsilon_of(mu_squared: float, samples: int, delta: float) -> float:
     """ε at `delta` after events that sum to `mu_squared` and `samples`; ∞ if δ is too small for it.
 
-    The discretization term grows with ε, so this is a fixed point, approached from above.
+    The discretization term grows with ε: this is the least fixed point, approached from below and
+    left only upwards.
     """
     if samples == 0:
         return 0.0
-    epsilon = gaussian_epsilon(delta / 2, sqrt(mu_squared))
-    for _ in range(50):
+    mu, epsilon = sqrt(mu_squared), 0.0
+    for _ in range(200):
         slack = discretization_delta(epsilon, samples, SIGMA_UNITS)
-        if slack >= delta / 2:
-            return float("inf")
-        refined = gaussian_epsilon(delta - slack, sqrt(mu_squared))
-        if abs(refined - epsilon) <= 1e-12 * max(1.0, refined):
-            return max(refined, epsilon)
-        epsilon = refined
-    return epsilon
+        if slack >= delta:
+            return inf
+        refined = gaussian_epsilon(delta - slack, mu)
+        if refined <= epsilon:
+            return epsilon
+        epsilon = refined * (1 + 1e-10)
+    return inf
 
 
 def within(mu_squared: float, samples: int, target: PrivacyTarget) -> bool:

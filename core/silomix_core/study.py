@@ -21,6 +21,7 @@ from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
 VERSION = 1
+_MOST_RECORDS = 100_000_000  # 2²⁷ integer gradients of 2³⁶ would overflow int64
 
 
 class InvalidStudy(ValueError):
@@ -101,8 +102,8 @@ class Study:
             raise ValueError("batch.minimum must lie between 1 and the number of silos")
         if not 1 <= self.rounds <= 1_000_000:
             raise ValueError("algorithm.rounds must lie between 1 and 1000000")
-        if not (self.radius > 0 and self.clip > 0):
-            raise ValueError("algorithm.radius and privacy.clip must be above 0")
+        if not (0 < self.radius <= 1e9 and 0 < self.clip <= 1e9):
+            raise ValueError("algorithm.radius and privacy.clip must be above 0, at most 1e9")
         if not (isfinite(self.batching.deadline_s) and 0 < self.batching.deadline_s <= 86_400):
             raise ValueError("batch.deadline_s must be above 0 and at most a day")
 
@@ -195,8 +196,8 @@ def _silo(table: Table) -> Silo:
         node_key=_key(table, "node_key"),
     )
     table.finish()
-    if silo.records < 1:
-        raise InvalidField(f"silo {silo.name!r}: records must be at least 1")
+    if not 1 <= silo.records <= _MOST_RECORDS:
+        raise InvalidField(f"silo {silo.name!r}: records must lie between 1 and {_MOST_RECORDS}")
     return silo
 
 

@@ -17,6 +17,7 @@ from silomix_core.losses import LossName
 
 FEATURE_BITS = 16
 UNIT = 2**FEATURE_BITS
+_FARTHEST_BOUND = 1e300  # beyond, differences of bounds overflow
 
 
 class Scaling(Enum):
@@ -44,6 +45,8 @@ class Feature:
             raise ValueError("a feature needs a name")
         if not (isfinite(self.low) and isfinite(self.high) and self.low < self.high):
             raise ValueError(f"feature {self.name!r}: low must be below high, both finite")
+        if max(-self.low, self.high) > _FARTHEST_BOUND:
+            raise ValueError(f"feature {self.name!r}: bounds must lie within ±{_FARTHEST_BOUND:g}")
         if not self.low <= self.missing <= self.high:
             raise ValueError(f"feature {self.name!r}: missing must lie between low and high")
         if not 1 <= self.count <= 2**21:
@@ -70,9 +73,10 @@ class Task:
         names = [feature.name for feature in self.features]
         if not names:
             raise ValueError("a task needs at least one feature")
-        if len(set(names)) != len(names):
-            raise ValueError("feature names must differ")
-        if self.label in names:
+        columns = self.columns
+        if len(set(names)) != len(names) or len(set(columns)) != len(columns):
+            raise ValueError("feature names must differ, those of counted columns (x_1) too")
+        if self.label in columns:
             raise ValueError(f"the label {self.label!r} is also listed as a feature")
         if not 0 < self.bias <= 1:
             raise ValueError("bias must be above 0 and at most 1")
@@ -95,7 +99,8 @@ class Task:
         high = np.repeat([feature.high for feature in self.features], counts)
         missing = np.repeat([feature.missing for feature in self.features], counts)
         filled = np.where(np.isnan(values), missing, np.clip(values, low, high))
-        scaled = (2 * filled - (low + high)) / (high - low)
+        # clamped again: for narrow bounds far from 0 the difference is all rounding error
+        scaled = np.clip((2 * filled - (low + high)) / (high - low), -1.0, 1.0)
         if self.scaling is Scaling.UNIT_BALL:
             scaled /= sqrt(self.dimension - 1)
         else:

@@ -16,6 +16,7 @@ from silomix_core.mechanism import Mechanism
 from silomix_core.task import UNIT
 
 _RESIDUAL_UNIT = 2**20
+_FARTHEST = 1e200
 _ROWS_PER_SUM = 2**16  # 2¹⁶ rows × 2¹⁶ (feature) × 2²⁰ (residual) stays below 2⁵³
 
 Floats = NDArray[np.float64]
@@ -33,7 +34,7 @@ class Records:
             raise ValueError("features must be (n, d) and labels (n,)")
         if not len(self.features):
             raise ValueError("a silo needs at least one record")
-        if np.abs(self.features).max() > UNIT:
+        if not np.abs(self.features).max() <= UNIT:  # also true for NaN
             raise ValueError("a feature lies outside the encoded range")
 
     def __len__(self) -> int:
@@ -60,7 +61,8 @@ class ClippedSum:
     def at(self, point: Floats) -> NDArray[np.int64]:
         """The sum in units of 1/(UNIT·2²⁰); one record contributes at most `clip` in L2 norm."""
         features, labels = self._records.features, self._records.labels
-        scores = features @ (point / UNIT)
+        # clamped: scores that overflow both ways would be NaN, for some records only
+        scores = features @ (np.clip(point, -_FARTHEST, _FARTHEST) / UNIT)
         residuals = np.trunc(self._loss.residual(scores, labels) * _RESIDUAL_UNIT)
         np.clip(residuals, -self._caps, self._caps, out=residuals)
         total = np.zeros(features.shape[1], dtype=np.int64)
@@ -71,7 +73,12 @@ class ClippedSum:
 
 
 def to_grid(total: NDArray[np.int64], records: int, mechanism: Mechanism) -> NDArray[np.int64]:
-    """The mean in grid units, rounded; exact to ½ + 2⁻¹⁰ (|values| ≤ 2⁴³, see `Mechanism`)."""
+    """The mean in grid units, rounded.
+
+    Two totals end up at most 1 + 2⁻⁸ farther apart than they are (|values| ≤ 2⁴³, see `Mechanism`):
+    each is rounded as an int64 made float64 (≤ 2⁻¹⁰), as a product (≤ 2⁻¹¹) and to an integer (½);
+    the error of `factor` is common to both.
+    """
     factor = 1.0 / (UNIT * _RESIDUAL_UNIT * records * mechanism.grid)
     rounded: NDArray[np.int64] = np.rint(total * factor).astype(np.int64)
     return rounded

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -70,7 +70,7 @@ def approved(made: Consortium) -> list[bytes]:
         ledger.close()
 
 
-# silo approve -----------------------------------------------------------------------------------
+# silo approve ------------------------------------------------------------------------------------
 
 
 def test_approve_shows_what_is_asked_and_a_no_writes_nothing(consortium: Consortium) -> None:
@@ -95,7 +95,7 @@ def test_silence_is_not_consent(consortium: Consortium) -> None:
 def test_a_yes_approves_the_study_that_was_shown(consortium: Consortium) -> None:
     result = approve(consortium, typed="y\n")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1].split() == ["approved", consortium.study.identity.hex()]
+    assert result.stdout.endswith(f"approved         {consortium.study.identity.hex()}\n")
     assert approved(consortium) == [consortium.study.identity]
 
 
@@ -107,21 +107,10 @@ def test_the_option_yes_approves_without_asking_but_not_twice(consortium: Consor
     assert approved(consortium) == [consortium.study.identity]
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"version = 1\n", "missing key: name"),
-        (b"\xff\xfe", "not a TOML file"),
-        (b"", "missing key: version"),
-    ],
-)
-def test_a_bad_study_file_is_one_line_and_no_approval(
-    consortium: Consortium, content: bytes, named: str
-) -> None:
-    (consortium.folder / "study.toml").write_bytes(content)
+def test_a_bad_study_file_is_one_line_and_no_approval(consortium: Consortium) -> None:
+    (consortium.folder / "study.toml").write_bytes(b"version = 1\n")
     message = one_line_error(approve(consortium, "--yes"))
-    assert message.startswith("not a valid study: ")
-    assert named in message
+    assert message == "not a valid study: missing key: name (a string)"
     assert written(load(consortium.silos[0])) == ([], {})
 
 
@@ -163,15 +152,16 @@ def _small_policy(made: Consortium) -> str:
     [_no_study_file, _no_configuration, _bad_cell, _unknown_key, _open_key, _small_policy],
 )
 def test_whatever_is_wrong_is_one_line_that_names_it(
-    consortium: Consortium, break_it: "pytest.FixtureRequest"
+    consortium: Consortium, break_it: Callable[[Consortium], str]
 ) -> None:
     named = break_it(consortium)
     assert named in one_line_error(approve(consortium, "--yes"))
-    rows, _ = written(load(consortium.silos[1]))
-    assert rows == []
+    assert not (consortium.silos[0].parent / "state" / "ledger.sqlite").exists() or (
+        approved(consortium) == []
+    )
 
 
-# silo ledger, study show ------------------------------------------------------------------------
+# silo ledger, study show -------------------------------------------------------------------------
 
 
 def test_the_ledger_shows_what_was_approved_and_spent(consortium: Consortium) -> None:
@@ -220,7 +210,7 @@ def test_study_show_of_something_else_is_one_line(consortium: Consortium) -> Non
     assert message == "algorithm.rounds: expected a whole number, got 'many'"
 
 
-# Help -------------------------------------------------------------------------------------------
+# Help --------------------------------------------------------------------------------------------
 
 
 def commands() -> Iterator[tuple[str, ...]]:
@@ -247,7 +237,7 @@ def test_the_command_line_has_the_commands_of_every_party() -> None:
     }
 
 
-@pytest.mark.parametrize("command", commands(), ids=" ".join)
+@pytest.mark.parametrize("command", list(commands()), ids=" ".join)
 def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0

@@ -64,7 +64,7 @@ def refused(
     return str(caught.value)
 
 
-# Another study cannot be expressed --------------------------------------------------------------
+# Another study cannot be expressed ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_round_of_another_study_of_the_same_server_is_refused(
     assert "study" in refused(desk, config, hostile(consortium, query, study=other), query)
 
 
-# Descriptors ------------------------------------------------------------------------------------
+# Descriptors -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_every_flipped_byte_of_a_signed_descriptor_is_refused(
     assert written(config) == before
 
 
-# Queries ----------------------------------------------------------------------------------------
+# Queries -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_refused_questions_do_not_stand_in_the_way_of_good_ones(
     assert ledger.spending().rounds == 1
 
 
-# What is answered -------------------------------------------------------------------------------
+# What is answered --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

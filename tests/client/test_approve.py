@@ -38,7 +38,7 @@ def approvals(config: SiloConfig) -> list[bytes]:
         ledger.close()
 
 
-# What is approved ---------------------------------------------------------------------------------
+# What is approved --------------------------------------------------------------------------------
 
 
 def test_an_approved_study_is_the_one_whose_bytes_were_reviewed(consortium: Consortium) -> None:
@@ -73,7 +73,7 @@ def test_approvals_are_listed_in_the_order_they_were_given(consortium: Consortiu
     assert approvals(config) == [Study.parse(content).identity for content in contents]
 
 
-# What is refused ----------------------------------------------------------------------------------
+# What is refused ---------------------------------------------------------------------------------
 
 
 def refused(config: SiloConfig, content: bytes, kind: type[Exception]) -> str:

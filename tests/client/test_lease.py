@@ -67,7 +67,7 @@ def config(made: Consortium) -> SiloConfig:
     return approved_silo(made)
 
 
-# The mix, played --------------------------------------------------------------------------------
+# The mix, played ---------------------------------------------------------------------------------
 
 
 class PlayedMix(mix_pb2_grpc.MixServicer):
@@ -110,7 +110,7 @@ class PlayedMix(mix_pb2_grpc.MixServicer):
         return sha256(open_layer(onion, self.seal_key, 0, descriptor.digest)).digest()
 
 
-# The coordinator, played ------------------------------------------------------------------------
+# The coordinator, played -------------------------------------------------------------------------
 
 
 @dataclass
@@ -250,7 +250,7 @@ async def round_with(
     yield stage.closed(descriptor, published(await stage.mix.sealed(descriptor)))
 
 
-# How a lease ends -------------------------------------------------------------------------------
+# How a lease ends --------------------------------------------------------------------------------
 
 
 def test_a_lease_whose_rounds_were_all_answered_is_done(
@@ -321,7 +321,7 @@ def test_a_lease_ends_when_the_budget_is_exhausted(made: Consortium, config: Sil
     assert rounds_charged(config) == 1
 
 
-# What a lease refuses ---------------------------------------------------------------------------
+# What a lease refuses ----------------------------------------------------------------------------
 
 
 def refused(made: Consortium, config: SiloConfig, events: list[Event]) -> None:
@@ -424,7 +424,7 @@ def test_a_closing_list_that_the_server_did_not_sign_ends_the_lease(
     assert (ending, answered) == (Ending.REFUSED, 1)
 
 
-# Inclusion --------------------------------------------------------------------------------------
+# Inclusion ---------------------------------------------------------------------------------------
 
 
 def lists_of(*published: Callable[[bytes], list[bytes]]) -> Script:
@@ -492,7 +492,7 @@ def test_a_closing_list_of_another_round_neither_helps_nor_harms(
     assert (ending, answered) == (Ending.DONE, 1)
 
 
-# Broken channels --------------------------------------------------------------------------------
+# Broken channels ---------------------------------------------------------------------------------
 
 
 def test_a_silo_that_lost_the_channel_answers_the_same_round_with_the_same_bytes(
@@ -612,7 +612,7 @@ def test_nobody_but_the_server_can_stand_at_the_channel(
     assert rounds_charged(config) == 0
 
 
-# The mix ----------------------------------------------------------------------------------------
+# The mix -----------------------------------------------------------------------------------------
 
 
 def test_a_report_is_sent_again_with_the_same_bytes_when_the_mix_breaks_off(

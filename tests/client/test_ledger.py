@@ -71,7 +71,7 @@ def charge(
     return report
 
 
-# One round, one charge -----------------------------------------------------------------------------
+# One round, one charge ---------------------------------------------------------------------------
 
 
 def test_a_round_asked_again_gets_the_same_bytes_and_costs_nothing(
@@ -295,7 +295,7 @@ def test_nothing_spent_is_zero(ledger: Ledger) -> None:
     assert ledger.spending().epsilon(1e-6) == 0.0
 
 
-# What is kept --------------------------------------------------------------------------------------
+# What is kept ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 64 * 1024, 64 * 1024 + 1, 300_000])
@@ -359,7 +359,7 @@ def test_only_the_owner_can_read_the_ledger(config: SiloConfig) -> None:
     assert set(modes.values()) == {0}
 
 
-# Crashes and races: real processes -------------------------------------------------------------
+# Crashes and races: real processes ---------------------------------------------------------------
 
 
 def child(function: str, *arguments: object) -> subprocess.Popen[str]:

@@ -121,7 +121,7 @@ def test_noise_is_never_reused(noise: NDArray[np.int64]) -> None:
     assert not any(tuple(-row) in seen for row in noise)
 
 
-# No switch ----------------------------------------------------------------------------------------
+# No switch ---------------------------------------------------------------------------------------
 
 
 def test_every_keystream_is_a_new_one() -> None:

@@ -56,7 +56,7 @@ def spent(mechanism: Mechanism, records: int, rounds: int) -> tuple[float, int]:
 
 
 def test_golden_noise_of_the_reference_study() -> None:
-    """σ = (2C/n)·√R·s(3, 3.33e-7); s from dp_accounting 0.6.0 get_sigma_gaussian = 1.6126…"""
+    """σ = (2C/n)·√R·s(3, 3.33e-7); s from dp_accounting 0.6.0 get_sigma_gaussian = 1.61294"""
     assert reference().sigma == pytest.approx(0.0186, abs=5e-5)
 
 

@@ -263,11 +263,11 @@ async def refused_submission(
     """
     async with calling(made, caller, mix or made.study.mixes[0].name) as stub:
         call = stub.Submit(timeout=RPC_S, wait_for_ready=True)
-        for frame in frames:
-            await call.write(frame)
-        if ends:
-            await call.done_writing()
         try:
+            for frame in frames:
+                await call.write(frame)
+            if ends:
+                await call.done_writing()
             while await call.read() is not grpc.aio.EOF:
                 pass
         except grpc.aio.AioRpcError as error:

@@ -40,7 +40,7 @@ def no_noise() -> RandomBytes:
     return lambda count: (bytes(7) + b"\x80") * (count // 8)
 
 
-# A consortium and one of its silos ----------------------------------------------------------------
+# A consortium and one of its silos ---------------------------------------------------------------
 
 
 def copied(made: Consortium, folder: Path) -> Consortium:
@@ -103,7 +103,7 @@ def written(config: SiloConfig) -> tuple[list[str], dict[str, bytes]]:
     return rows, files
 
 
-# The server's side ---------------------------------------------------------------------------------
+# The server's side -------------------------------------------------------------------------------
 
 
 def server_key(made: Consortium) -> SigningKey:
@@ -157,7 +157,7 @@ def opened(made: Consortium, onion: bytes, digest: RoundDigest) -> NDArray[np.in
     return decode_report(open_layer(layer, key, SERVER_HOP, digest), made.study.mechanism())
 
 
-# An independent, slow update: Python integers, one record at a time -----------------------------
+# An independent, slow update: Python integers, one record at a time ------------------------------
 
 
 def exact_mean_at_zero(data: Path, study: Study) -> list[int]:
@@ -189,7 +189,7 @@ def exact_mean_at_zero(data: Path, study: Study) -> list[int]:
     return [round(entry / (unit * residual_unit * len(rows) * grid)) for entry in total]
 
 
-# Children that die or race ------------------------------------------------------------------------
+# Children that die or race -----------------------------------------------------------------------
 
 
 def answer_and_die(silo_toml: str, moment: str) -> None:

@@ -54,12 +54,13 @@ def test_a_registered_key_joins_and_an_unknown_one_is_refused(tmp_path: Path) ->
     with superlink(made) as runs:
         runs.register(made.study)  # twice: the known ones stay
         key = load_node_key(made.silos[0].parent / "node.key")
-        with join_fleet(address, _authority(made), key) as node:
+        memory = tmp_path / "node"
+        with join_fleet(address, _authority(made), key, memory) as node:
             assert node.receive() is None
             node.heartbeat()
         with (
             pytest.raises(FleetRefused, match="the server answered 4"),
-            join_fleet(address, _authority(made), generate_node_key()),
+            join_fleet(address, _authority(made), generate_node_key(), memory),
         ):
             raise AssertionError("an unknown key was let in")
 
