@@ -359,6 +359,11 @@ def test_only_the_owner_can_read_the_ledger(config: SiloConfig) -> None:
     assert set(modes.values()) == {0}
 
 
+def test_a_commit_waits_for_the_disk(ledger: Ledger) -> None:
+    """A crash of the machine, too, must not forget a charge: SQLite's FULL synchronous mode."""
+    assert ledger._database.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
 # Crashes and races: real processes ---------------------------------------------------------------
 
 

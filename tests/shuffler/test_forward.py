@@ -3,6 +3,7 @@
 The second mix is real; the test plays the first.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from support.mixes import (
     run,
     sealed_reports,
     signer,
+    wide_task,
 )
 
 Frames = list[mix_pb2.BatchFrame]
@@ -278,3 +280,22 @@ def test_a_predecessor_cannot_thin_out_a_batch_below_the_minimum(made: Consortiu
 def test_an_aborted_batch_is_passed_on_as_aborted(made: Consortium) -> None:
     batch = Batch(described(made), (), Counts(1, 0, 0), "1 valid reports, 2 needed")
     assert collected_after(made, batch) == batch
+
+
+def test_of_two_batches_that_arrive_together_one_is_taken(tmp_path: Path) -> None:
+    """Large layers are opened in threads: the second batch arrives while the first is opened."""
+    made = make_consortium(tmp_path / "c", records=(1, 1), deadline_s=20.0, task=wide_task(20_000))
+    descriptor = described(made)
+    batches = [peeled(made, descriptor) for _ in range(2)]
+
+    async def scene() -> None:
+        async with mix_serving(made, 1):
+            calls = [forward(made, "mix-1", written(made, one), mix="mix-2") for one in batches]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            codes = [error.code() for error in outcomes if isinstance(error, grpc.aio.AioRpcError)]
+            assert codes == [grpc.StatusCode.FAILED_PRECONDITION]
+            taken = batches[outcomes.index(None)]
+            collected = await collect(made, descriptor)
+        assert sorted(collected.reports) == inner(made, taken)
+
+    run(scene())

@@ -343,3 +343,32 @@ def test_a_silo_given_up_on_is_waited_for_again_when_it_is_back(tmp_path: Path) 
                 assert (await collect(made, described(made, 3))).counts == Counts(3, 3, 0)
 
     run(scene())
+
+
+def test_a_silo_that_missed_a_deadline_is_not_waited_for_until_it_sends_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """silo-3 stays connected and silent; only round 1 runs into its deadline."""
+    made = make_consortium(tmp_path / "c", mixes=1, minimum_batch=2, deadline_s=1.5)
+    late = sealed_reports(made, described(made, 2))["silo-3"].onion
+
+    async def scene() -> None:
+        async with (
+            chain_serving(made),
+            silo_stream(made, "silo-1") as one,
+            silo_stream(made, "silo-2") as two,
+            silo_stream(made, "silo-3") as three,
+        ):
+            pair = {"silo-1": one, "silo-2": two}
+            for number in (1, 2):
+                await answer(made, number, pair, ROSTER)
+                assert (await collect(made, described(made, number))).counts == Counts(2, 2, 0)
+            receipt = await three.send(submission(made, "silo-3", described(made, 2), late))
+            assert receipt.status == REFUSED
+            await answer(made, 3, {**pair, "silo-3": three}, ROSTER)
+            assert (await collect(made, described(made, 3))).counts == Counts(3, 3, 0)
+
+    with caplog.at_level("WARNING", logger="silomix"):
+        run(scene())
+    deadlines = [line for line in caplog.messages if line.startswith("round_deadline")]
+    assert deadlines == ["round_deadline round=1"]

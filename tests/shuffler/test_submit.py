@@ -14,6 +14,7 @@ from silomix_protocol.batches import Counts
 from silomix_protocol.descriptor import Descriptor
 from silomix_protocol.keys import verify
 from silomix_protocol.onion import UnopenableLayer, open_layer
+from silomix_protocol.tls import CHUNK_BYTES
 from support.consortia import make_consortium
 from support.mixes import (
     Sealed,
@@ -31,6 +32,7 @@ from support.mixes import (
     submission,
     submit,
     submit_all,
+    wide_task,
 )
 
 ACCEPTED, REFUSED = mix_pb2.Receipt.ACCEPTED, mix_pb2.Receipt.REFUSED
@@ -114,6 +116,23 @@ def test_a_report_may_come_in_pieces(made: Consortium, chunk_bytes: int) -> None
             for silo, report in reports.items():
                 cut = submission(made, silo, descriptor, report.onion, chunk_bytes=chunk_bytes)
                 assert len(cut) > 1
+                (receipt,) = await submit(made, silo, cut)
+                assert receipt.status == ACCEPTED
+            assert sorted((await collect(made, descriptor)).reports) == inners(reports)
+
+    run(scene())
+
+
+def test_reports_larger_than_a_message_pass_the_whole_chain(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", records=(1, 1), deadline_s=20.0, task=wide_task(300_000))
+    descriptor = described(made)
+    reports = sealed_reports(made, descriptor)
+    assert len(reports["silo-1"].onion) > CHUNK_BYTES
+
+    async def scene() -> None:
+        async with chain_serving(made):
+            for silo, report in reports.items():
+                cut = submission(made, silo, descriptor, report.onion, chunk_bytes=CHUNK_BYTES)
                 (receipt,) = await submit(made, silo, cut)
                 assert receipt.status == ACCEPTED
             assert sorted((await collect(made, descriptor)).reports) == inners(reports)

@@ -13,7 +13,9 @@ import grpc
 import grpc.aio
 import numpy as np
 from silomix.consortium import Consortium
+from silomix_core.losses import LossName
 from silomix_core.report import encode_report, report_bytes
+from silomix_core.task import Feature, Scaling, Task
 from silomix_proto import mix_pb2, mix_pb2_grpc
 from silomix_protocol.batches import Batch, read_batch
 from silomix_protocol.descriptor import Descriptor, issue
@@ -52,6 +54,12 @@ def signer(made: Consortium, name: str) -> SigningKey:
 
 def opener(made: Consortium, name: str) -> SealKey:
     return SealKey.load(made.folder / name / "seal.key")
+
+
+def wide_task(columns: int) -> Task:
+    """A task whose reports are as long as its columns are many."""
+    wide = Feature("x", 0.0, 1.0, 0.5, columns)
+    return Task(LossName.LOGISTIC, "outcome", (wide,), Scaling.UNIT_BALL, 0.3)
 
 
 # Rounds, reports and the frames they travel in --------------------------------------------------

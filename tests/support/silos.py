@@ -199,20 +199,18 @@ def answer_and_die(silo_toml: str, moment: str) -> None:
     ledger = open_ledger(config)
     desk = open_desk(config, made.study, ledger)
     descriptor, query = asked(made, 1)
-    statements = {"before the row is written": "INSERT INTO charges", "before the commit": "COMMIT"}
-    if moment in statements:
+    fatal = {"before the row is written": "INSERT INTO charges", "before the commit": "COMMIT"}
+    charging: list[str] = []
 
-        def watch(statement: str) -> None:
-            charging = ledger._database.in_transaction and watch.armed  # type: ignore[attr-defined]
-            if statement.startswith("INSERT INTO charges"):
-                watch.armed = charging = True  # type: ignore[attr-defined]
-            if charging and statement.startswith(statements[moment]):
-                os.kill(os.getpid(), signal.SIGKILL)
+    def watch(statement: str) -> None:
+        if statement.startswith("INSERT INTO charges"):
+            charging.append(statement)
+        if charging and moment in fatal and statement.startswith(fatal[moment]):
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        watch.armed = False  # type: ignore[attr-defined]
-        ledger._database.set_trace_callback(watch)
+    ledger._database.set_trace_callback(watch)
     if moment == "before the charge":
-        ledger.charge = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+        setattr(ledger, "charge", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
     report = desk.answer(descriptor, query)
     (config.folder / "sent").write_bytes(report.onion)
     if moment == "after the charge":
