@@ -3,6 +3,7 @@
 Imports wait until a command runs: a silo never loads the server, and `--help` is quick.
 """
 
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -230,9 +231,11 @@ def consortium_init(
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Errors that our own packages define become a `Failure`; a bug keeps its traceback."""
+    """Our own errors and the machine's become a `Failure`; a bug keeps its traceback."""
     try:
         yield
+    except (OSError, sqlite3.Error) as error:
+        raise Failure(str(error)) from error
     except Exception as error:
         if type(error).__module__.startswith("silomix") and not isinstance(error, Failure):
             raise Failure(str(error)) from error

@@ -69,6 +69,8 @@ class StudyDesk:
 
     def _point(self, descriptor: Descriptor, query: bytes) -> NDArray[np.float64]:
         """The point that is asked about, if the descriptor covers it and it lies in W."""
+        if descriptor.study != self.study.identity:
+            raise RefusedQuery("the round belongs to another study")
         if self._name not in descriptor.silos:
             raise RefusedQuery("the round does not wait for this silo")
         if sha256(query).digest() != descriptor.query:
@@ -80,7 +82,8 @@ class StudyDesk:
         if len(encoded) != 8 * self.study.task.dimension:
             raise RefusedQuery("the point has another dimension than the study")
         point = np.frombuffer(encoded, dtype="<f8").astype(np.float64)
-        norm = float(np.linalg.norm(point))
-        if not norm <= self.study.radius * (1 + 1e-9):  # also false for NaN
+        radius = self.study.radius * (1 + 1e-9)
+        # Also false for NaN; the largest coordinate first, since a square may overflow.
+        if not (np.abs(point).max() <= radius and np.linalg.norm(point) <= radius):
             raise RefusedQuery("the point lies outside the study's ball")
         return point

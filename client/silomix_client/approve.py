@@ -8,9 +8,16 @@ only the operator sees it.
 from dataclasses import dataclass
 from datetime import datetime
 
+from silomix_core.mechanism import CalibrationImpossible
 from silomix_core.study import InvalidStudy, Silo, Study
 from silomix_core.update import Records
-from silomix_protocol.keys import SigningKey, load_node_key, node_public_bytes
+from silomix_protocol.keys import (
+    SigningKey,
+    UnusableKey,
+    check_public_keys,
+    load_node_key,
+    node_public_bytes,
+)
 
 from silomix_client.config import SiloConfig
 from silomix_client.errors import BadRecords, NotApproved
@@ -43,6 +50,7 @@ def review(config: SiloConfig, content: bytes) -> Review:
     if own is None:
         raise NotApproved(f"the study does not name {config.name!r} among its silos")
     _check_keys(config, own)
+    _check_study(study)
     records = read_records(config.data, study.task)
     if len(records) < config.policy.minimum_records:
         raise BadRecords(
@@ -61,10 +69,20 @@ def approve(config: SiloConfig, reviewed: Review, now: datetime) -> None:
     """Freeze the snapshot and record the approval."""
     ledger = Ledger(config.state, config.policy.lifetime)
     try:
+        ledger.reservation(reviewed.study, len(reviewed.records))  # refuse before anything changes
         snapshot = freeze(reviewed.records, reviewed.study.identity, config.state / "snapshots")
         ledger.approve(reviewed.study, reviewed.content, snapshot, len(reviewed.records), now)
     finally:
         ledger.close()
+
+
+def _check_study(study: Study) -> None:
+    """Refuse now what would only fail when the first round comes."""
+    try:
+        check_public_keys(study)
+        study.mechanism()
+    except (UnusableKey, CalibrationImpossible) as error:
+        raise NotApproved(f"the study cannot be run: {error}") from error
 
 
 def _check_keys(config: SiloConfig, own: Silo) -> None:

@@ -58,6 +58,8 @@ def _policy(path: Path) -> Policy:
     try:
         epsilon, delta = table.number("epsilon"), table.number("delta")
         minimum = table.whole("minimum_records", 1)
+        if minimum < 1:
+            raise InvalidField("minimum_records must be at least 1")
         table.finish()
         return Policy(table.build(lambda: PrivacyTarget(epsilon, delta)), minimum)
     except InvalidField as error:

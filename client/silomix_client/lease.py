@@ -143,6 +143,8 @@ class LeaseHolder:
         return None
 
     async def _answer(self, descriptor: Descriptor, query: bytes, progress: _Progress) -> None:
+        if progress.waiting is not None and progress.waiting[0].digest != descriptor.digest:
+            self._note_missing(progress.waiting[0])  # that round was never closed
         report = self._desk.answer(descriptor, query)
         progress.answered += 1
         progress.waiting = (descriptor, report)
@@ -210,8 +212,11 @@ class LeaseHolder:
         if report.sealed in closed.reports:
             self._missing = 0
         elif not closed.void:  # a void round used nobody's report
-            self._missing += 1
-            logs.warning("report_missing", round=descriptor.round, times=self._missing)
+            self._note_missing(descriptor)
+
+    def _note_missing(self, descriptor: Descriptor) -> None:
+        self._missing += 1
+        logs.warning("report_missing", round=descriptor.round, times=self._missing)
 
 
 async def _next(events: "ChannelEvents") -> channel_pb2.ChannelEvent | None:

@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS studies (
 CREATE TABLE IF NOT EXISTS charges (
     study BLOB NOT NULL REFERENCES studies, round INTEGER NOT NULL, digest BLOB NOT NULL,
     mu_squared REAL NOT NULL, samples INTEGER NOT NULL,
-    sealed BLOB NOT NULL, onion BLOB, charged_at TEXT NOT NULL,
+    sealed BLOB NOT NULL, onion BLOB, file TEXT, charged_at TEXT NOT NULL,
     PRIMARY KEY (study, round)
 ) WITHOUT ROWID;
 """
@@ -89,23 +89,28 @@ class Ledger:
         self, study: Study, content: bytes, snapshot: bytes, records: int, now: datetime
     ) -> None:
         """Reserve the whole study's loss and remember the approval; refused beyond the policy."""
-        event = study.mechanism().event(records)
-        reserved = study.rounds * event.mu_squared, study.rounds * event.samples
         with self._transaction():
-            if self._approval_row(study.identity) is not None:
-                raise NotApproved("this study is already approved")
-            mu_squared, samples = self._database.execute(
-                "SELECT TOTAL(reserved_mu_squared), SUM(reserved_samples) FROM studies"
-            ).fetchone()
-            if not within(mu_squared + reserved[0], (samples or 0) + reserved[1], self._lifetime):
-                raise BudgetExhausted(
-                    f"this study would take the total beyond your policy's epsilon="
-                    f"{self._lifetime.epsilon:g} at delta={self._lifetime.delta:g}"
-                )
+            reserved = self.reservation(study, records)
             self._database.execute(
                 "INSERT INTO studies VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (study.identity, content, snapshot, records, *reserved, now.isoformat()),
             )
+
+    def reservation(self, study: Study, records: int) -> tuple[float, int]:
+        """μ² and samples of the whole study, if it is new and the policy has room for it."""
+        if self._approval_row(study.identity) is not None:
+            raise NotApproved("this study is already approved")
+        event = study.mechanism().event(records)
+        reserved = study.rounds * event.mu_squared, study.rounds * event.samples
+        mu_squared, samples = self._database.execute(
+            "SELECT TOTAL(reserved_mu_squared), SUM(reserved_samples) FROM studies"
+        ).fetchone()
+        if not within(mu_squared + reserved[0], (samples or 0) + reserved[1], self._lifetime):
+            raise BudgetExhausted(
+                f"this study would take the total beyond your policy's epsilon="
+                f"{self._lifetime.epsilon:g} at delta={self._lifetime.delta:g}"
+            )
+        return reserved
 
     def approval(self, identity: StudyId) -> Approval:
         row = self._approval_row(identity)
@@ -123,17 +128,17 @@ class Ledger:
     def stored(self, study: Study, round_number: int, digest: RoundDigest) -> StoredReport | None:
         """The report of a round that was already answered; refused if it is another question."""
         row = self._database.execute(
-            "SELECT digest, sealed, onion FROM charges WHERE study = ? AND round = ?",
+            "SELECT digest, sealed, onion, file FROM charges WHERE study = ? AND round = ?",
             (study.identity, round_number),
         ).fetchone()
         if row is None:
             return None
-        known, sealed, onion = row
+        known, sealed, onion, file = row
         if known != digest:
             raise RefusedQuery(f"round {round_number} was asked again with another query")
-        if onion is None:
-            onion = self._stored_file(digest)
-        return StoredReport(onion, sealed)
+        if onion is None and file is None:
+            raise RefusedQuery("that round is over; its report is no longer kept")
+        return StoredReport(onion or (self._reports / file).read_bytes(), sealed)
 
     def charge(
         self,
@@ -145,17 +150,31 @@ class Ledger:
         now: datetime,
     ) -> None:
         """Charge a round and store its report durably; nothing may be sent before this returns."""
-        large = len(report.onion) > _LARGEST_ROW
-        if large:
-            write_durably(self._file(digest), report.onion)
+        file = sha256(report.onion).hexdigest() if len(report.onion) > _LARGEST_ROW else None
+        if file is not None:
+            write_durably(self._reports / file, report.onion)
+        try:
+            self._charge(study, round_number, digest, event, report, file, now)
+        except BaseException:
+            if file is not None:
+                (self._reports / file).unlink(missing_ok=True)
+            raise
+
+    def _charge(
+        self,
+        study: Study,
+        round_number: int,
+        digest: RoundDigest,
+        event: PrivacyEvent,
+        report: StoredReport,
+        file: str | None,
+        now: datetime,
+    ) -> None:
         with self._transaction():
             self._check(study, round_number, event)
+            outdated = self._forget_reports(study)
             self._database.execute(
-                "UPDATE charges SET onion = NULL WHERE study = ? AND round = ?",
-                (study.identity, round_number - 1),
-            )
-            self._database.execute(
-                "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     study.identity,
                     round_number,
@@ -163,12 +182,13 @@ class Ledger:
                     event.mu_squared,
                     event.samples,
                     report.sealed,
-                    None if large else report.onion,
+                    None if file else report.onion,
+                    file,
                     now.isoformat(),
                 ),
             )
-        if large:
-            self._delete_files(keep=digest)
+        for name in outdated:
+            (self._reports / name).unlink(missing_ok=True)
 
     def check(self, study: Study, round_number: int, event: PrivacyEvent) -> None:
         """Raise unless this round may be answered: in order, and inside both budgets."""
@@ -214,19 +234,18 @@ class Ledger:
             raise NotApproved("the ledger's copy of this study was changed")
         return row
 
-    def _file(self, digest: RoundDigest) -> Path:
-        return self._reports / digest.hex()
-
-    def _stored_file(self, digest: RoundDigest) -> bytes:
-        try:
-            return self._file(digest).read_bytes()
-        except OSError as error:
-            raise RefusedQuery("that round is over; its report is no longer kept") from error
-
-    def _delete_files(self, keep: RoundDigest) -> None:
-        for path in self._reports.iterdir():
-            if path.name != keep.hex():
-                path.unlink(missing_ok=True)
+    def _forget_reports(self, study: Study) -> list[str]:
+        """Drop the bytes of earlier rounds (their charges stay); names of files to delete."""
+        where = "WHERE study = ? AND (onion IS NOT NULL OR file IS NOT NULL)"
+        rows = self._database.execute(
+            f"SELECT file FROM charges {where}",  # noqa: S608
+            (study.identity,),
+        ).fetchall()
+        self._database.execute(
+            f"UPDATE charges SET onion = NULL, file = NULL {where}",  # noqa: S608
+            (study.identity,),
+        )
+        return [row[0] for row in rows if row[0]]
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -234,6 +253,7 @@ class Ledger:
         try:
             yield
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # SQLite rolls back by itself when the disk is full
+                self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")

@@ -5,6 +5,7 @@ An empty cell is a missing value; text where a number belongs is an error with f
 """
 
 import csv
+from collections import Counter
 from collections.abc import Iterator
 from math import isinf
 from pathlib import Path
@@ -60,12 +61,17 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[list[float]]:
 
 
 def _positions(path: Path, header: list[str], columns: tuple[str, ...]) -> list[int]:
-    missing = [name for name in columns if name not in header]
+    places = {name: position for position, name in enumerate(header)}
+    missing = [name for name in columns if name not in places]
     if missing:
         raise BadRecords(
             f"{path}: no column {missing[0]!r}; the file has: {', '.join(header[:20])}"
         )
-    return [header.index(name) for name in columns]
+    seen = Counter(header)
+    doubled = [name for name in columns if seen[name] > 1]
+    if doubled:
+        raise BadRecords(f"{path}: column {doubled[0]!r} occurs {seen[doubled[0]]} times")
+    return [places[name] for name in columns]
 
 
 def _number(path: Path, row: int, column: str, cell: str) -> float:
@@ -76,6 +82,6 @@ def _number(path: Path, row: int, column: str, cell: str) -> float:
         value = float(text)
     except ValueError:
         value = float("inf")
-    if isinf(value):
+    if isinf(value) or "_" in text or not text.isascii():  # float() takes more than a CSV should
         raise BadRecords(f"{path}: row {row}, column {column!r}: not a number: {cell[:40]!r}")
     return value

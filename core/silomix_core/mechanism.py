@@ -160,4 +160,7 @@ def epsilon_of(mu_squared: float, samples: int, delta: float) -> float:
 def within(mu_squared: float, samples: int, target: PrivacyTarget) -> bool:
     """Whether events that sum to `mu_squared` and `samples` are inside `target`: the filter."""
     slack = discretization_delta(target.epsilon, samples, SIGMA_UNITS)
-    return gaussian_delta(target.epsilon, sqrt(mu_squared)) + slack <= target.delta
+    if gaussian_delta(target.epsilon, sqrt(mu_squared)) + slack <= target.delta:
+        return True
+    # The integers cost more at a larger ε; what holds at a smaller one holds here too.
+    return epsilon_of(mu_squared, samples, target.delta) <= target.epsilon

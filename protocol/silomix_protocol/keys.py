@@ -7,6 +7,8 @@ Private keys are files that only their owner can read; they are never printed.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey
+from silomix_core.study import Mix, Server, Silo, Study
 
 _SEED_BYTES, _X25519_BYTES, _MLKEM_PUBLIC_BYTES = 64, 32, 1184
 
@@ -40,7 +43,7 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path) -> "SigningKey":
-        return cls(Ed25519PrivateKey.from_private_bytes(_read_secret(path, 32)))
+        return cls(Ed25519PrivateKey.from_private_bytes(read_secret(path, 32)))
 
     def save(self, path: Path) -> None:
         write_secret(path, self._key.private_bytes_raw())
@@ -76,7 +79,7 @@ class SealKey:
 
     @classmethod
     def load(cls, path: Path) -> "SealKey":
-        return cls._from_raw(_read_secret(path, _SEED_BYTES + _X25519_BYTES))
+        return cls._from_raw(read_secret(path, _SEED_BYTES + _X25519_BYTES))
 
     @classmethod
     def _from_raw(cls, raw: bytes) -> "SealKey":
@@ -103,6 +106,29 @@ def sealing_public_key(raw: bytes) -> MLKEM768X25519PublicKey:
     return MLKEM768X25519PublicKey(mlkem, x25519)
 
 
+def check_public_keys(study: Study) -> None:
+    """UnusableKey if a key that the study lists is not one."""
+    parties: list[Mix | Server] = [*study.mixes, study.server]
+    for party in parties:
+        with _named(f"the sealing key of {party.name}"):
+            sealing_public_key(party.seal_key)
+    signers: list[Mix | Server | Silo] = [*parties, *study.silos]
+    for signer in signers:
+        with _named(f"the signing key of {signer.name}"):
+            Ed25519PublicKey.from_public_bytes(signer.sign_key)
+    for silo in study.silos:
+        with _named(f"the node key of {silo.name}"):
+            serialization.load_der_public_key(silo.node_key)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UnusableKey(f"{what} is not usable: {error}") from error
+
+
 def fingerprint(public: bytes) -> bytes:
     return sha256(public).digest()
 
@@ -124,7 +150,7 @@ def save_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
 
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_pem_private_key(_read_secret(path), password=None)
+        key = serialization.load_pem_private_key(read_secret(path), password=None)
     except ValueError as error:
         raise UnusableKey(f"{path}: not a private key in PEM") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -145,7 +171,8 @@ def write_secret(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _read_secret(path: Path, length: int | None = None) -> bytes:
+def read_secret(path: Path, length: int | None = None) -> bytes:
+    """The content of a file that only its owner can read."""
     try:
         if path.stat().st_mode & 0o077:
             raise UnusableKey(f"{path}: readable by others; run: chmod 600 {path}")

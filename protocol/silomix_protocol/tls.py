@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from silomix_protocol.keys import UnusableKey, read_secret
+
 if TYPE_CHECKING:
     ServerContext = grpc.aio.ServicerContext[Any, Any]
 else:
@@ -33,6 +35,10 @@ _SERVER_OPTIONS = [
 ]
 
 
+class CannotListen(OSError):
+    """The address to listen on is taken or not this machine's."""
+
+
 class UnknownPeer(PermissionError):
     """The caller's certificate does not name a party that may make this call."""
 
@@ -51,9 +57,9 @@ class Identity:
         """From ca.crt, tls.crt and tls.key in a party's folder."""
         return cls(
             name=name,
-            authority=(folder / "ca.crt").read_bytes(),
-            certificate=(folder / "tls.crt").read_bytes(),
-            _key=(folder / "tls.key").read_bytes(),
+            authority=_read(folder / "ca.crt"),
+            certificate=_read(folder / "tls.crt"),
+            _key=read_secret(folder / "tls.key"),
         )
 
     def channel(self, party: str, address: str) -> grpc.aio.Channel:
@@ -76,8 +82,18 @@ class Identity:
         server = grpc.aio.server(
             options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression
         )
-        server.add_secure_port(address, credentials)
+        try:
+            server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise CannotListen(f"cannot listen on {address}: is it in use?") from error
         return server
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnusableKey(f"{path}: {error.strerror}") from error
 
 
 def peer_name(context: ServerContext) -> str:

@@ -13,7 +13,8 @@ import grpc.aio
 import pytest
 from silomix_proto import mix_pb2, mix_pb2_grpc
 from silomix_protocol.certificates import Authority
-from silomix_protocol.tls import CHUNK_BYTES, Identity, peer_name
+from silomix_protocol.keys import UnusableKey
+from silomix_protocol.tls import CHUNK_BYTES, CannotListen, Identity, ServerContext, peer_name
 from support.consortia import free_ports
 from support.mixes import RPC_S, refusal, run
 
@@ -47,7 +48,7 @@ class Greeter(mix_pb2_grpc.MixServicer):
     async def Forward(  # noqa: N802
         self,
         request_iterator: AsyncIterator[mix_pb2.BatchFrame],
-        context: grpc.aio.ServicerContext,
+        context: ServerContext,
     ) -> mix_pb2.ForwardReceipt:
         self.callers.append(peer_name(context))
         async for _ in request_iterator:
@@ -173,7 +174,7 @@ def test_a_party_loads_its_identity_from_its_folder(tmp_path: Path) -> None:
     loaded = Identity.load("mix-1", tmp_path)
     assert (loaded.name, loaded.authority) == ("mix-1", AUTHORITY.pem)
     assert "PRIVATE" not in repr(loaded)
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(UnusableKey, match="ca.crt: No such file"):
         Identity.load("mix-1", tmp_path / "nowhere")
 
 
@@ -182,7 +183,7 @@ def test_two_servers_cannot_share_an_address() -> None:
 
     async def scene() -> None:
         async with serving(MIX) as (_, address):
-            with pytest.raises(RuntimeError, match="bind"):
+            with pytest.raises(CannotListen, match="in use"):
                 MIX.server(address)
 
     run(scene())

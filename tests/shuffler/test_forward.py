@@ -17,6 +17,8 @@ from silomix_protocol.descriptor import Descriptor
 from silomix_protocol.onion import open_layer
 from support.consortia import make_consortium
 from support.mixes import (
+    RPC_S,
+    calling,
     collect,
     described,
     forward,
@@ -283,19 +285,30 @@ def test_an_aborted_batch_is_passed_on_as_aborted(made: Consortium) -> None:
 
 
 def test_of_two_batches_that_arrive_together_one_is_taken(tmp_path: Path) -> None:
-    """Large layers are opened in threads: the second batch arrives while the first is opened."""
-    made = make_consortium(tmp_path / "c", records=(1, 1), deadline_s=20.0, task=wide_task(20_000))
+    """Large layers are opened in threads: the second batch arrives meanwhile."""
+    made = make_consortium(
+        tmp_path / "c", records=(1,) * 10, deadline_s=20.0, task=wide_task(20_000)
+    )
     descriptor = described(made)
     batches = [peeled(made, descriptor) for _ in range(2)]
 
     async def scene() -> None:
-        async with mix_serving(made, 1):
-            calls = [forward(made, "mix-1", written(made, one), mix="mix-2") for one in batches]
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            codes = [error.code() for error in outcomes if isinstance(error, grpc.aio.AioRpcError)]
-            assert codes == [grpc.StatusCode.FAILED_PRECONDITION]
-            taken = batches[outcomes.index(None)]
+        async with mix_serving(made, 1), calling(made, "mix-1", "mix-2") as stub:
+            calls = [stub.Forward(timeout=RPC_S, wait_for_ready=True) for _ in batches]
+            messages = [written(made, batch) for batch in batches]
+            for call, sent in zip(calls, messages, strict=True):
+                for message in sent[:-1]:
+                    await call.write(message)
+            await asyncio.gather(
+                *(call.write(sent[-1]) for call, sent in zip(calls, messages, strict=True))
+            )
+            await asyncio.gather(*(call.done_writing() for call in calls))
+            codes = [await call.code() for call in calls]
+            assert sorted(codes, key=str) == [
+                grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.OK,
+            ]
             collected = await collect(made, descriptor)
-        assert sorted(collected.reports) == inner(made, taken)
+        assert sorted(collected.reports) == inner(made, batches[codes.index(grpc.StatusCode.OK)])
 
     run(scene())

@@ -212,14 +212,13 @@ async def calling(made: Consortium, caller: str, mix: str) -> AsyncIterator[mix_
 class SiloStream:
     """A silo's long-lived stream to the first mix: a report in, a receipt out."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
         self._call = call
 
     async def send(self, frames: Iterable[mix_pb2.SubmitFrame]) -> mix_pb2.Receipt:
         await self.write(frames)
         receipt = await self._call.read()
-        if receipt is grpc.aio.EOF:
-            raise AssertionError("the mix ended the stream")
+        assert isinstance(receipt, mix_pb2.Receipt), "the mix ended the stream"
         return receipt
 
     async def write(self, frames: Iterable[mix_pb2.SubmitFrame]) -> None:

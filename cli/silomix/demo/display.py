@@ -72,8 +72,11 @@ def _study_panel(moment: Moment) -> Panel:
     grid.add_column(style="bold", min_width=18)
     grid.add_column()
     done = int(last["round"]) if last else 0
-    bar = ProgressBar(total=moment.rounds, completed=done, width=40)
-    grid.add_row("round", Group(bar, Text(f"{done} of {moment.rounds}")))
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        ProgressBar(total=moment.rounds, completed=done, width=40), f"{done} of {moment.rounds}"
+    )
+    grid.add_row("round", bar)
     if last:
         grid.add_row("loss on hold-out", f"{last['loss']:.4f} (error {100 * last['error']:.1f} %)")
         grid.add_row("reports in batch", f"{int(last['accepted'])} of {int(last['asked'])}")
