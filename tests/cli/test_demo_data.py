@@ -7,20 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from silomix.demo.data import (
-    BadData,
-    DemoData,
-    Table,
-    breast_cancer,
-    cohorts,
-    error,
-    from_csv,
-    load,
-    majority_error,
-    mean_loss,
-    pooled_error,
-    write_csv,
-)
+from silomix.demo.breast_cancer import breast_cancer
+from silomix.demo.cohorts import cohorts
+from silomix.demo.csv_file import from_csv
+from silomix.demo.data import load
+from silomix.demo.evaluate import error, majority_error, mean_loss, pooled_error
+from silomix.demo.tables import BadData, DemoData, Table, write_csv
 from silomix_core.losses import LossName
 from silomix_core.task import UNIT, Feature, Scaling, Task
 

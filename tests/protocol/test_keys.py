@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from silomix_protocol.keys import (
     SealKey,
     SigningKey,
     UnusableKey,
+    check_public_keys,
     fingerprint,
     generate_node_key,
     load_node_key,
@@ -24,6 +26,7 @@ from silomix_protocol.keys import (
     verify,
     write_secret,
 )
+from support.consortia import make_consortium
 
 KEY = SigningKey.generate()
 PARTS = st.lists(st.binary(max_size=12), max_size=4)
@@ -227,3 +230,20 @@ def test_a_sealing_key_has_one_length(length: int) -> None:
 def test_fingerprints_tell_keys_apart() -> None:
     keys = {SealKey.generate().public for _ in range(4)}
     assert len({fingerprint(key) for key in keys}) == len(keys) == 4
+
+
+def test_a_study_with_a_key_that_is_none_is_refused_by_the_partys_name(tmp_path: Path) -> None:
+    study = make_consortium(tmp_path / "c").study
+    check_public_keys(study)
+    silo, *silos = study.silos
+    mix, *mixes = study.mixes
+    broken = {
+        "sealing key of mix-1": replace(study, mixes=(replace(mix, seal_key=b"x"), *mixes)),
+        "signing key of mix-1": replace(study, mixes=(replace(mix, sign_key=b"x"), *mixes)),
+        "sealing key of server": replace(study, server=replace(study.server, seal_key=b"")),
+        "signing key of silo-1": replace(study, silos=(replace(silo, sign_key=b"x"), *silos)),
+        "node key of silo-1": replace(study, silos=(replace(silo, node_key=b"x"), *silos)),
+    }
+    for message, wrong in broken.items():
+        with pytest.raises(UnusableKey, match=message):
+            check_public_keys(wrong)

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from silomix_proto import mix_pb2, mix_pb2_grpc
 from silomix_protocol.certificates import Authority
-from silomix_protocol.keys import UnusableKey
+from silomix_protocol.keys import UnusableKey, write_secret
 from silomix_protocol.tls import CHUNK_BYTES, CannotListen, Identity, ServerContext, peer_name
 from support.consortia import free_ports
 from support.mixes import RPC_S, refusal, run
@@ -174,8 +174,19 @@ def test_a_party_loads_its_identity_from_its_folder(tmp_path: Path) -> None:
     loaded = Identity.load("mix-1", tmp_path)
     assert (loaded.name, loaded.authority) == ("mix-1", AUTHORITY.pem)
     assert "PRIVATE" not in repr(loaded)
-    with pytest.raises(UnusableKey, match="ca.crt: No such file"):
+    with pytest.raises(UnusableKey, match=r"ca\.crt: No such file"):
         Identity.load("mix-1", tmp_path / "nowhere")
+
+
+def test_a_tls_key_open_to_others_is_refused(tmp_path: Path) -> None:
+    issued = AUTHORITY.issue("mix-1", (), NOW, serves=True)
+    (tmp_path / "ca.crt").write_bytes(AUTHORITY.pem)
+    (tmp_path / "tls.crt").write_bytes(issued.certificate)
+    write_secret(tmp_path / "tls.key", issued.key)
+    Identity.load("mix-1", tmp_path)
+    (tmp_path / "tls.key").chmod(0o640)
+    with pytest.raises(UnusableKey, match="chmod 600"):
+        Identity.load("mix-1", tmp_path)
 
 
 def test_two_servers_cannot_share_an_address() -> None:

@@ -24,8 +24,9 @@ from silomix_core.mechanism import ADJACENCY, PrivacyTarget
 from silomix_core.study import Study
 
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
-from silomix.demo.data import DemoData, error, load, majority_error, pooled_error, write_csv
+from silomix.demo.data import load
 from silomix.demo.display import LiveDisplay, Moment, PlainDisplay
+from silomix.demo.evaluate import error, majority_error, pooled_error
 from silomix.demo.processes import ChildFailed, Processes, Role
 from silomix.demo.summary import (
     PROTECTS_AGAINST,
@@ -35,6 +36,7 @@ from silomix.demo.summary import (
     table,
     write_metrics,
 )
+from silomix.demo.tables import DemoData, write_csv
 
 # Chosen once on synthetic data (docs/decisions/0006-demo-defaults.md), never on a user's records.
 CLIP, RADIUS = 0.25, 50.0
@@ -137,7 +139,8 @@ def _run(options: DemoOptions, console: Console, started: float) -> Summary:
         for config in made.silos:
             _approve(config, made, console)
             processes.start(Role.SILO, config)
-        display = PlainDisplay(console) if options.plain else LiveDisplay(console)
+        plain = options.plain or not console.is_terminal
+        display = PlainDisplay(console) if plain else LiveDisplay(console)
         with display:
             while server.child.poll() is None:
                 processes.check()
