@@ -19,6 +19,14 @@ class BrokenBatch(ValueError):
     """A batch that is malformed, incomplete or not signed by the mix that it came from."""
 
 
+def chain_wait_s(deadline_s: float, hops: int) -> float:
+    """How long to wait for a batch that `hops` mixes handle first, from the round's opening.
+
+    The first mix counts its deadline from the first report, which itself may take that long.
+    """
+    return 2 * deadline_s + 2.0 * hops
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     received: int
@@ -63,9 +71,9 @@ async def read_batch(
     first = await anext(source, None)
     if first is None or first.WhichOneof("frame") != "header":
         raise BrokenBatch("a batch starts with its header")
-    if first.header.reports > len(study.silos):
-        raise BrokenBatch("more reports than silos")
     descriptor = check(first.header.descriptor, study)
+    if first.header.reports > len(descriptor.silos):
+        raise BrokenBatch("more reports than silos in the round")
     body, trailer = bytearray(), None
     async for frame in source:
         kind = frame.WhichOneof("frame")
@@ -89,6 +97,8 @@ async def read_batch(
         raise BrokenBatch("the trailer belongs to other reports")
     parts = _signed(descriptor, counts, summary, trailer.aborted)
     verify(sender_key, trailer.signature, "batch", *parts)
+    if trailer.aborted and reports:
+        raise BrokenBatch("an aborted batch has no reports")
     return Batch(descriptor, reports, counts, trailer.aborted)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -149,10 +149,11 @@ def save_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
 
 
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    content = read_secret(path)
     try:
-        key = serialization.load_pem_private_key(read_secret(path), password=None)
-    except ValueError as error:
-        raise UnusableKey(f"{path}: not a private key in PEM") from error
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
+        raise UnusableKey(f"{path}: not an unencrypted private key in PEM") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UnusableKey(f"{path}: not an elliptic-curve key")
     return key

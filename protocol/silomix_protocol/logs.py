@@ -39,5 +39,5 @@ def _line(name: str, fields: dict[str, object]) -> str:
 
 def _value(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    text = text.replace("\n", " ")
+    text = "".join(char if char.isprintable() else " " for char in text).replace('"', "'")
     return f'"{text}"' if " " in text else text

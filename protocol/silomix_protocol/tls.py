@@ -32,6 +32,7 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 64),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # identity only: nothing is decompressed
 ]
 
 

@@ -10,7 +10,7 @@ from silomix_core.report import MalformedReport, decode_report, report_bytes
 from silomix_core.study import Study
 from silomix_proto import mix_pb2_grpc
 from silomix_protocol import logs
-from silomix_protocol.batches import BrokenBatch, read_batch
+from silomix_protocol.batches import BrokenBatch, chain_wait_s, read_batch
 from silomix_protocol.descriptor import Descriptor, RefusedDescriptor
 from silomix_protocol.keys import ForgedSignature, SealKey
 from silomix_protocol.onion import SERVER_HOP, UnopenableLayer, onion_bytes, open_layer
@@ -44,7 +44,7 @@ class Collector:
         self._stub = mix_pb2_grpc.MixStub(self._channel)
         hops = len(study.mixes)
         self._sealed_bytes = onion_bytes(report_bytes(mechanism), hops, hops)
-        self._timeout_s = study.batching.deadline_s + 2.0 * hops + _MARGIN_S
+        self._timeout_s = chain_wait_s(study.batching.deadline_s, hops) + _MARGIN_S
 
     async def collect(self, descriptor: Descriptor) -> Collected:
         """Wait for the round's batch; a lost or broken one is a void round."""

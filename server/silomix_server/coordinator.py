@@ -17,7 +17,7 @@ from silomix_core.algorithms.seam import Aggregate, Query
 from silomix_proto import channel_pb2_grpc, round_pb2
 from silomix_protocol import logs
 from silomix_protocol.descriptor import issue
-from silomix_protocol.keys import SealKey, SigningKey
+from silomix_protocol.keys import SealKey, SigningKey, check_public_keys
 from silomix_protocol.tls import Identity
 
 from silomix_server.channel import RoundChannel
@@ -60,6 +60,12 @@ class Coordinator:
         self._mechanism = study.mechanism()
         self._sign_key = SigningKey.load(config.folder / "sign.key")
         seal_key = SealKey.load(config.folder / "seal.key")
+        check_public_keys(study)
+        if (study.server.sign_key, study.server.seal_key) != (
+            self._sign_key.public,
+            seal_key.public,
+        ):
+            raise StudyFailed(f"study {study.short_id} lists other keys for this server")
         identity = Identity.load(config.name, config.folder)
         self._channel = RoundChannel(study, self._sign_key)
         self._collector = Collector(study, self._mechanism, seal_key, identity)

@@ -1,6 +1,7 @@
 """The batch of one round at one mix, as a state machine without I/O.
 
-OPEN, reports are admitted one per silo and opened; then RELEASED, permuted, exactly once: complete,
+OPEN, reports are admitted one per silo and opened; CLOSING after the deadline, those admitted are
+still opened; then RELEASED, permuted, exactly once: complete,
 or at the deadline with at least the minimum; or ABORTED below the minimum, everything deleted.
 A report never moves to another batch.
 """
@@ -19,6 +20,7 @@ Shuffle = Callable[[MutableSequence[Any]], None]
 
 class State(Enum):
     OPEN = auto()
+    CLOSING = auto()
     RELEASED = auto()
     ABORTED = auto()
 
@@ -33,6 +35,10 @@ class OpenBatch:
         self._seen: set[bytes] = set()  # encapsulated keys: equal ones are duplicates
         self._opened: list[bytes] = []
         self._received = 0
+
+    @property
+    def _finished(self) -> bool:
+        return self.state in (State.RELEASED, State.ABORTED)
 
     def admit(self, silo: str, onion_digest: bytes) -> bool:
         """Take note of a silo's report; False if the very same one is already here."""
@@ -50,18 +56,27 @@ class OpenBatch:
 
     def add(self, encapsulated_key: bytes, opened: bytes | None) -> None:
         """Put an opened layer into the batch; None, or a repeated key, counts as dropped."""
-        if self.state is not State.OPEN:
+        if self._finished:
             return
         self._received += 1
         if opened is not None and encapsulated_key not in self._seen:
             self._opened.append(opened)
         self._seen.add(encapsulated_key)
 
+    def close(self) -> None:
+        """The deadline has passed: admit nobody any more, finish opening what was admitted."""
+        if self.state is State.OPEN:
+            self.state = State.CLOSING
+
     def complete(self, gone: frozenset[str]) -> bool:
-        """Whether nobody is left to wait for, silos in `gone` not being waited for."""
-        enough = self._received >= self.descriptor.minimum_batch
-        waiting = self.missing() - (gone if enough else frozenset())
-        return not waiting and self._received == len(self._admitted)
+        """Whether it is time to release: every admitted report is opened, and nobody is left to
+        wait for (a silo in `gone` only while the minimum is not reached)."""
+        if self._finished or self._received != len(self._admitted):
+            return False
+        if self.state is State.CLOSING:
+            return True
+        enough = len(self._opened) >= self.descriptor.minimum_batch
+        return not self.missing() - (gone if enough else frozenset())
 
     def missing(self) -> frozenset[str]:
         """Silos that the round waits for and that sent nothing."""
@@ -69,7 +84,7 @@ class OpenBatch:
 
     def release(self, shuffle: Shuffle) -> Batch:
         """Close the batch: its reports in random order, or none below the minimum."""
-        if self.state is not State.OPEN:
+        if self._finished:
             raise WrongRound("the batch of this round is closed")
         reports, self._opened, self._seen = self._opened, [], set()
         dropped = self._received - len(reports)

@@ -37,6 +37,10 @@ def load(path: Path) -> MixConfig:
         files = table.texts("studies")
         grace_s = table.number("grace_s", 2.0)
         table.finish()
+        if grace_s < 0:
+            raise InvalidField("grace_s must not be negative")
+        if not files:
+            raise InvalidField("studies: name at least one study file")
     except OSError as error:
         raise InvalidConfig(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidField) as error:

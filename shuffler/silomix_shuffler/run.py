@@ -6,10 +6,10 @@ from pathlib import Path
 
 from silomix_proto import mix_pb2_grpc
 from silomix_protocol import logs
-from silomix_protocol.keys import SealKey, SigningKey
+from silomix_protocol.keys import SealKey, SigningKey, check_public_keys
 from silomix_protocol.tls import Identity
 
-from silomix_shuffler.config import MixConfig
+from silomix_shuffler.config import InvalidConfig, MixConfig
 from silomix_shuffler.register import RoundRegister
 from silomix_shuffler.service import MixService
 
@@ -23,11 +23,14 @@ def run(config: MixConfig) -> None:
 
 async def _serve(config: MixConfig) -> None:
     identity = Identity.load(config.name, config.folder)
+    sign_key = SigningKey.load(config.folder / "sign.key")
+    seal_key = SealKey.load(config.folder / "seal.key")
+    _check_keys(config, sign_key, seal_key)
     service = MixService(
         identity,
         config.studies,
-        SigningKey.load(config.folder / "sign.key"),
-        SealKey.load(config.folder / "seal.key"),
+        sign_key,
+        seal_key,
         RoundRegister(_state(config.folder) / "rounds.sqlite"),
         config.grace_s,
     )
@@ -43,6 +46,15 @@ async def _serve(config: MixConfig) -> None:
     await server.stop(_GRACE_S)
     await service.close()
     logs.event("mix_stopped")
+
+
+def _check_keys(config: MixConfig, sign_key: SigningKey, seal_key: SealKey) -> None:
+    """A study that lists other keys for this mix would lose every batch: say so at the start."""
+    for study in config.studies:
+        check_public_keys(study)
+        (own,) = (mix for mix in study.mixes if mix.name == config.name)
+        if (own.sign_key, own.seal_key) != (sign_key.public, seal_key.public):
+            raise InvalidConfig(f"study {study.short_id} lists other keys for {config.name!r}")
 
 
 def _state(folder: Path) -> Path:

@@ -16,7 +16,14 @@ from silomix_core.report import report_bytes
 from silomix_core.study import Study, StudyId
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol import logs
-from silomix_protocol.batches import Batch, BrokenBatch, descriptor_of, frames, read_batch
+from silomix_protocol.batches import (
+    Batch,
+    BrokenBatch,
+    chain_wait_s,
+    descriptor_of,
+    frames,
+    read_batch,
+)
 from silomix_protocol.descriptor import (
     Descriptor,
     RefusedDescriptor,
@@ -32,6 +39,8 @@ from silomix_shuffler.batch import OpenBatch, State
 from silomix_shuffler.errors import Refused, WrongLength, WrongRound, WrongSender
 from silomix_shuffler.register import RoundRegister
 
+_REPORT_S = 120.0  # from a report's first chunk to its last
+_STREAMS_PER_SILO = 2  # a new one may come before the old one is known to be broken
 _FORWARD_TRIES = 4
 _FORWARD_TIMEOUT_S = 60.0
 _ROUNDS_REMEMBERED = 4
@@ -44,6 +53,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     RefusedDescriptor: grpc.StatusCode.FAILED_PRECONDITION,
     ForgedSignature: grpc.StatusCode.PERMISSION_DENIED,
     BrokenBatch: grpc.StatusCode.INVALID_ARGUMENT,
+    TimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 
@@ -93,13 +103,17 @@ class MixService(mix_pb2_grpc.MixServicer):
             silo = peer_name(context)
             if not any(study.silo(silo) for study in self._studies.values()):
                 raise WrongSender("no study here enrols you")
+            if self._streams.get(silo, 0) >= _STREAMS_PER_SILO:
+                raise WrongSender("you have other streams open")
             self._connected(silo)
             try:
                 async for frame in request_iterator:
                     yield await self._receive(silo, frame, request_iterator)
             finally:
                 self._disconnected(silo)
-        except tuple(_CODES) as error:
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
             await _abort(context, error)
 
     async def _receive(
@@ -145,11 +159,12 @@ class MixService(mix_pb2_grpc.MixServicer):
         if len(first.chunk) == wanted:
             return first.chunk
         onion = bytearray(first.chunk)
-        while len(onion) < wanted:
-            frame = await anext(rest, None)
-            if frame is None or frame.HasField("header") or not frame.chunk:
-                raise WrongLength("a report ended early")
-            onion += frame.chunk
+        async with asyncio.timeout(_REPORT_S):
+            while len(onion) < wanted:
+                frame = await anext(rest, None)
+                if frame is None or frame.HasField("header") or not frame.chunk:
+                    raise WrongLength("a report ended early")
+                onion += frame.chunk
         if len(onion) > wanted:
             raise WrongLength("a report is longer than announced")
         return bytes(onion)
@@ -168,7 +183,9 @@ class MixService(mix_pb2_grpc.MixServicer):
     ) -> mix_pb2.ForwardReceipt:
         try:
             await self._take_batch(peer_name(context), request_iterator)
-        except tuple(_CODES) as error:
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
             await _abort(context, error)
         return mix_pb2.ForwardReceipt()
 
@@ -187,6 +204,11 @@ class MixService(mix_pb2_grpc.MixServicer):
         if current.batch.state is not State.OPEN or current.deadline is None:
             raise WrongRound("a batch for this round was already taken")
         self._cancel_deadline(current)
+        # The batch is ours now: its way does not end when the sender hangs up.
+        self._start(self._mix(current, received))
+
+    async def _mix(self, current: _Round, received: Batch) -> None:
+        """Open, permute and pass on a batch of the previous mix."""
         if received.aborted:
             current.batch.release(self._shuffle)
             await self._pass_on(current, received)
@@ -210,7 +232,9 @@ class MixService(mix_pb2_grpc.MixServicer):
             batch = await asyncio.shield(current.outcome)
             for frame in frames(batch, self._sign_key):
                 yield frame
-        except tuple(_CODES) as error:
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
             await _abort(context, error)
 
     # Rounds -------------------------------------------------------------------------------------
@@ -232,8 +256,9 @@ class MixService(mix_pb2_grpc.MixServicer):
         if not self._register.open(descriptor):
             raise WrongRound("this round is over")
         current = _Round(study, OpenBatch(descriptor))
-        # A later mix waits a little longer than its predecessor may take.
-        wait_s = descriptor.deadline_s + 2.0 * self._hop(study)
+        # The first mix counts from the first report; the others may hear of the round earlier.
+        hop = self._hop(study)
+        wait_s = descriptor.deadline_s if hop == 0 else chain_wait_s(descriptor.deadline_s, hop)
         loop = asyncio.get_running_loop()
         current.deadline = loop.call_later(wait_s, self._at_deadline, current)
         self._rounds[descriptor.digest] = current
@@ -259,7 +284,7 @@ class MixService(mix_pb2_grpc.MixServicer):
             return None
 
     def _release_if_complete(self, current: _Round) -> None:
-        if current.batch.state is State.OPEN and current.batch.complete(frozenset(self._gone)):
+        if current.batch.complete(frozenset(self._gone)):
             self._release(current)
 
     def _at_deadline(self, current: _Round) -> None:
@@ -267,7 +292,8 @@ class MixService(mix_pb2_grpc.MixServicer):
             logs.warning("round_deadline", round=current.batch.descriptor.round)
             if self._hop(current.study) == 0:
                 self._gone |= current.batch.missing()  # later rounds do not wait for them
-            self._release(current)
+            current.batch.close()
+            self._release_if_complete(current)
 
     def _release(self, current: _Round) -> None:
         self._cancel_deadline(current)
@@ -339,7 +365,12 @@ class MixService(mix_pb2_grpc.MixServicer):
     def _start(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logs.warning("task_failed", error=repr(error))
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -362,6 +393,9 @@ async def _chain(
 
 
 async def _abort(context: ServerContext, error: Exception) -> None:
-    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-    logs.warning("call_refused", code=code.name, reason=error)
-    await context.abort(code, str(error))
+    """End a call: our own refusals with their sentence, anything else without one."""
+    known = (code for kind, code in _CODES.items() if isinstance(error, kind))
+    code = next(known, grpc.StatusCode.INTERNAL)
+    logs.warning("call_refused", code=code.name, reason=repr(error))
+    internal = code is grpc.StatusCode.INTERNAL
+    await context.abort(code, "internal error" if internal else str(error))

@@ -243,3 +243,22 @@ def test_an_endless_batch_is_refused_while_it_streams(made: Consortium, key: Sig
     with pytest.raises(BrokenBatch, match="longer"):
         read(made, endless())
     assert taken == len(REPORTS) + 1
+
+
+def test_an_aborted_batch_carries_no_reports(made: Consortium, key: SigningKey) -> None:
+    """Else a mix would pass them on unopened and the coordinator would count them."""
+    with pytest.raises(BrokenBatch, match="aborted"):
+        read(made, frames(batch(made, aborted="because"), key))
+
+
+def test_a_batch_has_no_more_reports_than_its_round_has_silos(
+    made: Consortium, key: SigningKey
+) -> None:
+    descriptor = described(made, silos=("silo-1", "silo-2"))
+    for count in (2, 3):
+        written = Batch(descriptor, REPORTS[:count], Counts(count, count, 0))
+        if count == 2:
+            assert read(made, frames(written, key)) == written
+        else:
+            with pytest.raises(BrokenBatch, match="more reports than silos"):
+                read(made, frames(written, key))

@@ -191,6 +191,25 @@ def test_a_key_file_of_another_length_is_refused(
         kind.load(tmp_path / "key")
 
 
+def test_a_node_key_open_to_others_is_refused_for_that_reason(tmp_path: Path) -> None:
+    path = tmp_path / "node.key"
+    save_node_key(generate_node_key(), path)
+    path.chmod(0o640)
+    with pytest.raises(UnusableKey, match=f"chmod 600 {path}"):
+        load_node_key(path)
+
+
+def test_a_node_key_with_a_password_is_refused(tmp_path: Path) -> None:
+    locked = generate_node_key().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"password"),
+    )
+    write_secret(tmp_path / "node.key", locked)
+    with pytest.raises(UnusableKey, match="unencrypted"):
+        load_node_key(tmp_path / "node.key")
+
+
 def test_a_node_key_must_be_an_elliptic_curve_key(tmp_path: Path) -> None:
     other = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM,

@@ -76,3 +76,19 @@ def test_configuring_again_does_not_double_the_lines(capsys: pytest.CaptureFixtu
     logs.configure("mix-2")
     logs.event("named")
     assert re.fullmatch(rf"{STAMP} mix-2 named\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("char", ["\r", "\x0b", "\x0c", "\x1b", "\x85", "\u2028", "\0", "\x08"])
+def test_no_control_character_reaches_the_log(
+    capsys: pytest.CaptureFixture[str], char: str
+) -> None:
+    """Each of these starts a line, or rewrites one, for some reader of the log."""
+    logs.configure("mix-1")
+    logs.event("named", field=f"one{char}two")
+    assert capsys.readouterr().err.endswith(' named field="one two"\n')
+
+
+def test_a_field_cannot_end_its_own_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("mix-1")
+    logs.event("named", reason='x" round="7')
+    assert capsys.readouterr().err.count('"') == 2

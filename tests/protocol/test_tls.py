@@ -3,7 +3,7 @@
 Real servers and channels on loopback.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -198,3 +198,18 @@ def test_two_servers_cannot_share_an_address() -> None:
                 MIX.server(address)
 
     run(scene())
+
+
+def test_a_compressed_message_is_refused() -> None:
+    async def scene() -> grpc.StatusCode:
+        async with serving(MIX) as (_, address), SILO.channel("mix-1", address) as channel:
+            frames = iter([mix_pb2.BatchFrame(chunk=bytes(10_000))])
+            gzip = grpc.Compression.Gzip
+            call = mix_pb2_grpc.MixStub(channel).Forward(frames, timeout=RPC_S, compression=gzip)
+            return await refusal(_answer(call))
+
+    assert run(scene()) is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def _answer(call: Awaitable[object]) -> object:
+    return await call

@@ -249,6 +249,15 @@ def test_below_the_minimum_even_the_gone_are_waited_for() -> None:
     assert batch.complete(gone)
 
 
+def test_garbage_is_no_reason_to_give_up_the_gone() -> None:
+    """One valid report and one of garbage: releasing now could only abort the round."""
+    batch = opened_with("silo-1", minimum=2)
+    put(batch, "silo-2", valid=False)
+    assert not batch.complete(frozenset({"silo-3", "silo-4"}))
+    put(batch, "silo-3")
+    assert batch.complete(frozenset({"silo-4"}))
+
+
 def test_a_batch_without_reports_is_never_complete() -> None:
     assert not OpenBatch(descriptor(minimum=1)).complete(frozenset(SILOS))
 

@@ -5,6 +5,7 @@ The second mix is real; the test plays the first.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -312,3 +313,20 @@ def test_of_two_batches_that_arrive_together_one_is_taken(tmp_path: Path) -> Non
         assert sorted(collected.reports) == inner(made, batches[codes.index(grpc.StatusCode.OK)])
 
     run(scene())
+
+
+def test_a_batch_goes_on_when_the_mix_that_sent_it_hangs_up(tmp_path: Path) -> None:
+    """The third mix is still down when the first one's patience with the second ends."""
+    made = make_consortium(tmp_path / "c", mixes=3, minimum_batch=2, deadline_s=20.0)
+    batch = peeled(made, described(made))
+
+    async def scene() -> Batch:
+        async with mix_serving(made, 1):
+            async with calling(made, "mix-1", "mix-2") as stub:
+                call = stub.Forward(iter(written(made, batch)), timeout=2.0, wait_for_ready=True)
+                with suppress(grpc.aio.AioRpcError):
+                    await call
+            async with mix_serving(made, 2):
+                return await collect(made, batch.descriptor)
+
+    assert run(scene()).counts == Counts(3, 3, 0)
