@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from silomix_server.children import end_with_parent
 
 app = typer.Typer(
     help="One model from everybody's records, trusting nobody with them.",
@@ -42,6 +43,7 @@ class Failure(Exception):
 
 def run() -> None:
     """The console script: errors a user can act on become one line and exit status 1."""
+    end_with_parent()
     try:
         app()
     except Failure as failure:

@@ -53,6 +53,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from silomix_protocol import logs
 
+from silomix_client.snapshot import write_durably
+
 RECORD = "lease"
 
 
@@ -97,17 +99,17 @@ class FleetNode:
                 self._client.ConfirmMessageReceived, self._node, run_id
             )
             confirm(message_id)
-        inflated = inflate_object_from_contents(message_id, contents)
-        if not isinstance(inflated, Message):
-            raise FleetUnreachable("the server sent something that is not a message")
-        inflated.metadata.__dict__["_message_id"] = message_id
-        return FleetMessage(_fields(inflated), inflated)
+            inflated = inflate_object_from_contents(message_id, contents)
+            if not isinstance(inflated, Message):
+                raise FleetUnreachable("the server sent something that is not a message")
+            inflated.metadata.__dict__["_message_id"] = message_id
+            return FleetMessage(_fields(inflated), inflated)
 
     def reply(self, message: FleetMessage, fields: dict[str, str]) -> None:
         content = RecordDict({RECORD: ConfigRecord(dict(fields))})
-        reply = Message(content, reply_to=message._message)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
         with _translated(), no_object_id_recompute():
+            reply = Message(content, reply_to=message._message)
+            reply.metadata.__dict__["_message_id"] = reply.object_id
             objects = get_all_nested_objects(reply)
             response = self._client.PushMessages(
                 PushMessagesRequest(
@@ -150,7 +152,7 @@ def join_fleet(
     ]
     with FleetHttpClient.from_server_address(address, False, authority, interceptors) as client:
         node_id = _activate(client, public_key_to_bytes(key.public_key()), memory)
-        memory.write_text(str(node_id), encoding="ascii")
+        write_durably(memory, str(node_id).encode("ascii"))
         node = FleetNode(client, node_id)
         stop = threading.Event()
         beat = threading.Thread(target=_beat, args=(node, stop), daemon=True)
@@ -174,12 +176,19 @@ def _activate(client: FleetHttpClient, public_key: bytes, memory: Path) -> int:
         with _translated():
             return int(client.ActivateNode(request).node_id)
     except FleetRefused:
-        if not memory.exists():
+        former = _former_id(memory)
+        if former is None:
             raise
-    former = int(memory.read_text(encoding="ascii"))
     with _translated():
         client.DeactivateNode(DeactivateNodeRequest(node_id=former))
         return int(client.ActivateNode(request).node_id)
+
+
+def _former_id(memory: Path) -> int | None:
+    try:
+        return int(memory.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _beat(node: FleetNode, stop: threading.Event) -> None:
@@ -208,5 +217,7 @@ def _translated() -> Iterator[None]:
         if 400 <= status < 500 and status not in (408, 425, 429):
             raise FleetRefused(said) from error
         raise FleetUnreachable(said) from error
-    except httpx.HTTPError as error:
+    except (FleetRefused, FleetUnreachable):
+        raise
+    except Exception as error:  # whatever a server sends, only this connection may end
         raise FleetUnreachable(f"{type(error).__name__}: {error}") from error

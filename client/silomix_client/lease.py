@@ -35,6 +35,7 @@ _CHANNEL_TRIES = 5
 _CONNECT_S = 3.0
 _SUBMIT_TRIES = 4
 _MISSING_BEFORE_STOP = 2
+_VOID_BEFORE_STOP = 8
 
 
 class Ending(Enum):
@@ -59,7 +60,6 @@ class _Progress:
     """What happened so far in this lease."""
 
     answered: int = 0
-    waiting: tuple[Descriptor, StoredReport] | None = None  # answered, not yet closed
 
 
 class LeaseHolder:
@@ -75,12 +75,14 @@ class LeaseHolder:
         self._mix_channel = identity.channel(mix.name, mix.address)
         self._mix = mix_pb2_grpc.MixStub(self._mix_channel)
         self._submit: SubmitCall | None = None
-        self._missing = 0  # closed rounds in a row without our report, over all leases
+        self._waiting: tuple[Descriptor, StoredReport] | None = None  # answered, not yet closed
+        self._missing = 0  # rounds in a row that were closed, or never closed, without our report
+        self._void = 0  # rounds in a row that were closed as void
 
     async def follow(self, lease: Lease) -> tuple[Ending, int]:
         """Answer rounds until the lease ends; why, and how many were answered."""
         progress = _Progress()
-        if self._missing >= _MISSING_BEFORE_STOP:
+        if self._neglected:
             logs.warning("report_missing", hint="restart this silo to take part again")
             return Ending.MISSING, 0
         self._connect_to_mix()
@@ -135,19 +137,21 @@ class LeaseHolder:
                 descriptor = check(event.opened.descriptor, self._study)
                 await self._answer(descriptor, query, progress)
             elif kind == "closed":
-                self._check_inclusion(event.closed, progress)
-                if self._missing >= _MISSING_BEFORE_STOP:
-                    return Ending.MISSING
+                self._check_inclusion(event.closed)
             elif kind == "ended":
                 return Ending.DONE
+            if self._neglected:
+                return Ending.MISSING
         return None
 
     async def _answer(self, descriptor: Descriptor, query: bytes, progress: _Progress) -> None:
-        if progress.waiting is not None and progress.waiting[0].digest != descriptor.digest:
-            self._note_missing(progress.waiting[0])  # that round was never closed
+        if self._waiting is not None and self._waiting[0].digest != descriptor.digest:
+            self._note_missing(self._waiting[0])  # that round was never closed
+            if self._neglected:
+                return
         report = self._desk.answer(descriptor, query)
         progress.answered += 1
-        progress.waiting = (descriptor, report)
+        self._waiting = (descriptor, report)
         logs.event("round_answered", round=descriptor.round)
         await self._send(descriptor, report)
 
@@ -157,16 +161,19 @@ class LeaseHolder:
         """Submit until the first mix gives its receipt: always the same bytes, a few tries."""
         digest = sha256(report.onion).digest()
         signature = self._sign_key.sign("report", descriptor.digest, digest)
-        for attempt in range(_SUBMIT_TRIES):
-            try:
-                async with asyncio.timeout(descriptor.deadline_s):
-                    receipt = await self._submit_once(descriptor, report.onion, signature)
-                self._check_receipt(receipt, descriptor, digest)
-                return
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
-                self._submit = None
-                logs.warning("submit_failed", round=descriptor.round, reason=_name(error))
-            await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
+        try:
+            async with asyncio.timeout(descriptor.deadline_s):
+                for attempt in range(_SUBMIT_TRIES):
+                    try:
+                        receipt = await self._submit_once(descriptor, report.onion, signature)
+                        return self._check_receipt(receipt, descriptor, digest)
+                    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                        self._submit = None
+                        logs.warning("submit_failed", round=descriptor.round, reason=_name(error))
+                    await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311
+        except TimeoutError:
+            self._submit = None
+            logs.warning("submit_failed", round=descriptor.round, reason="no receipt in time")
 
     def _connect_to_mix(self) -> "SubmitCall":
         """The stream to the first mix; an open one tells it that this silo is there."""
@@ -200,15 +207,21 @@ class LeaseHolder:
 
     # Inclusion ----------------------------------------------------------------------------------
 
-    def _check_inclusion(self, closed: channel_pb2.RoundClosed, progress: _Progress) -> None:
+    @property
+    def _neglected(self) -> bool:
+        """Whether our reports go nowhere: time for the operator to ask why."""
+        return self._missing >= _MISSING_BEFORE_STOP or self._void >= _VOID_BEFORE_STOP
+
+    def _check_inclusion(self, closed: channel_pb2.RoundClosed) -> None:
         """Is our report among those that the coordinator says it received?"""
         void = b"\1" if closed.void else b"\0"
         key = self._study.server.sign_key
         verify(key, closed.signature, "closed", closed.digest, void, b"".join(closed.reports))
-        if progress.waiting is None or progress.waiting[0].digest != closed.digest:
+        if self._waiting is None or self._waiting[0].digest != closed.digest:
             return
-        descriptor, report = progress.waiting
-        progress.waiting = None
+        descriptor, report = self._waiting
+        self._waiting = None
+        self._void = self._void + 1 if closed.void else 0
         if report.sealed in closed.reports:
             self._missing = 0
         elif not closed.void:  # a void round used nobody's report

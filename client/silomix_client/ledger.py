@@ -136,7 +136,7 @@ class Ledger:
         known, sealed, onion, file = row
         if known != digest:
             raise RefusedQuery(f"round {round_number} was asked again with another query")
-        if onion is None and file is None:
+        if onion is None and (file is None or not (self._reports / file).exists()):
             raise RefusedQuery("that round is over; its report is no longer kept")
         return StoredReport(onion or (self._reports / file).read_bytes(), sealed)
 
@@ -154,11 +154,13 @@ class Ledger:
         if file is not None:
             write_durably(self._reports / file, report.onion)
         try:
-            self._charge(study, round_number, digest, event, report, file, now)
+            outdated = self._charge(study, round_number, digest, event, report, file, now)
         except BaseException:
             if file is not None:
                 (self._reports / file).unlink(missing_ok=True)
             raise
+        for name in outdated:
+            (self._reports / name).unlink(missing_ok=True)
 
     def _charge(
         self,
@@ -169,7 +171,8 @@ class Ledger:
         report: StoredReport,
         file: str | None,
         now: datetime,
-    ) -> None:
+    ) -> list[str]:
+        """The transaction of a charge; names of files that it made superfluous."""
         with self._transaction():
             self._check(study, round_number, event)
             outdated = self._forget_reports(study)
@@ -187,8 +190,7 @@ class Ledger:
                     now.isoformat(),
                 ),
             )
-        for name in outdated:
-            (self._reports / name).unlink(missing_ok=True)
+        return outdated
 
     def check(self, study: Study, round_number: int, event: PrivacyEvent) -> None:
         """Raise unless this round may be answered: in order, and inside both budgets."""

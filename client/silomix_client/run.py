@@ -57,14 +57,26 @@ class _Process:
             raise NotApproved("no study is approved; run: silomix silo approve STUDY.toml")
         addresses = {entry.study.server.fleet_address for entry in approvals}
         for entry in approvals:
-            self._holders[entry.study.identity] = self._holder(entry)
+            self._prepare(entry)
         try:
-            await asyncio.gather(*(self._serve(address) for address in sorted(addresses)))
+            ended = await asyncio.gather(
+                *(self._serve(address) for address in sorted(addresses)), return_exceptions=True
+            )
         finally:
             for holder in self._holders.values():
                 await holder.close()
             self._ledger.close()
+        for outcome in ended:  # one server's refusal did not end the service of the others
+            if outcome is not None:
+                raise outcome
         logs.event("silo_stopped")
+
+    def _prepare(self, approval: Approval) -> None:
+        """Have everything ready before the first query; one unusable study spoils no other."""
+        try:
+            self._holders[approval.study.identity] = self._holder(approval)
+        except SiloError as error:
+            logs.warning("study_unusable", study=approval.study.short_id, reason=error)
 
     async def _serve(self, address: str) -> None:
         """Stay a node of the fleet at `address`, joining again after interruptions."""
@@ -75,7 +87,7 @@ class _Process:
                     node = await self._join(stack, address)
                     logs.event("silo_ready", server=address)
                     pause, refusals = _CONNECT_PAUSE_S[0], 0
-                    await self._take_leases(node)
+                    await self._take_leases(node, address)
             except FleetUnreachable as error:
                 logs.warning("server_unreachable", server=address, reason=error)
             except FleetRefused as error:
@@ -94,7 +106,7 @@ class _Process:
         context = join_fleet(address, self._identity.authority, self._node_key, memory)
         return await asyncio.to_thread(stack.enter_context, context)
 
-    async def _take_leases(self, node: FleetNode) -> None:
+    async def _take_leases(self, node: FleetNode, address: str) -> None:
         pause = _POLL_S[0]
         while not self._stop.is_set():
             message = await asyncio.to_thread(node.receive)
@@ -102,14 +114,14 @@ class _Process:
                 await self._pause(pause)
                 pause = min(1.1 * pause, _POLL_S[1])
                 continue
-            reply = await self._take_lease(message)
+            reply = await self._take_lease(message, address)
             await asyncio.to_thread(node.reply, message, reply)
             pause = _POLL_S[0] / 4
 
-    async def _take_lease(self, message: FleetMessage) -> dict[str, str]:
+    async def _take_lease(self, message: FleetMessage, address: str) -> dict[str, str]:
         """Follow one lease and say how it ended; an unapproved study is refused."""
         try:
-            lease, holder = self._accept(message.fields)
+            lease, holder = self._accept(message.fields, address)
         except SiloError as refusal:
             logs.warning("lease_refused", reason=refusal)
             return {"silo": self._config.name, "ending": "refused", "answered": "0"}
@@ -125,7 +137,7 @@ class _Process:
         ending, answered = following.result()
         return {"silo": self._config.name, "ending": ending.value, "answered": str(answered)}
 
-    def _accept(self, fields: dict[str, str]) -> tuple[Lease, LeaseHolder]:
+    def _accept(self, fields: dict[str, str], address: str) -> tuple[Lease, LeaseHolder]:
         try:
             study = StudyId(bytes.fromhex(fields["study"]))
             lease = Lease(fields["lease"], float(fields["deadline_s"]))
@@ -133,12 +145,14 @@ class _Process:
             raise SiloError("the message is not a lease") from error
         if not 0 < lease.deadline_s <= 7 * 86_400:
             raise SiloError("a lease lasts at most a week")
+        approval = self._ledger.approval(study)
+        if approval.study.server.fleet_address != address:
+            raise SiloError("the study belongs to another server")
         if study not in self._holders:
-            self._holders[study] = self._holder(self._ledger.approval(study))
+            self._holders[study] = self._holder(approval)
         return lease, self._holders[study]
 
     def _holder(self, approval: Approval) -> LeaseHolder:
-        """Everything that is ready before the first query comes."""
         folder = self._config.state / "snapshots"
         records = thaw(approval.study.identity, approval.snapshot, folder)
         prepare_tables()

@@ -21,7 +21,10 @@ class Table:
         self._where = where
 
     def text(self, key: str, default: str | None = None) -> str:
-        return self._take(key, str, "a string", default)
+        value = self._take(key, str, "a string", default)
+        if not value.isprintable():  # a terminal would obey control characters
+            raise InvalidField(f"{self._path(key)}: control characters are not allowed")
+        return value
 
     def whole(self, key: str, default: int | None = None) -> int:
         return self._take(key, int, "a whole number", default)
@@ -39,7 +42,7 @@ class Table:
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._take(key, list, "a list of strings")
-        if not all(isinstance(item, str) for item in value):
+        if not all(isinstance(item, str) and item.isprintable() for item in value):
             raise InvalidField(f"{self._path(key)}: expected a list of strings")
         return tuple(value)
 

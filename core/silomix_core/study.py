@@ -98,6 +98,8 @@ class Study:
         names.append(self.server.name)
         if len(set(names)) != len(names):
             raise ValueError("the parties of a study need different names")
+        if self._has_repeated_keys():
+            raise ValueError("two parties of a study share a key; each needs its own")
         if not 1 <= self.batching.minimum <= len(self.silos):
             raise ValueError("batch.minimum must lie between 1 and the number of silos")
         if not 1 <= self.rounds <= 1_000_000:
@@ -106,6 +108,13 @@ class Study:
             raise ValueError("algorithm.radius and privacy.clip must be above 0, at most 1e9")
         if not (isfinite(self.batching.deadline_s) and 0 < self.batching.deadline_s <= 86_400):
             raise ValueError("batch.deadline_s must be above 0 and at most a day")
+
+    def _has_repeated_keys(self) -> bool:
+        sign = [silo.sign_key for silo in self.silos] + [mix.sign_key for mix in self.mixes]
+        sign.append(self.server.sign_key)
+        seal = [mix.seal_key for mix in self.mixes] + [self.server.seal_key]
+        node = [silo.node_key for silo in self.silos]
+        return any(len(set(keys)) < len(keys) for keys in (sign, seal, node))
 
     @property
     def short_id(self) -> str:

@@ -85,6 +85,7 @@ def check(signed: round_pb2.SignedDescriptor, study: Study) -> Descriptor:
     message = _parse(signed.descriptor)
     roster = {silo.name for silo in study.silos}
     expected = {
+        "encoding": message.SerializeToString(deterministic=True) == signed.descriptor,
         "version": message.version == VERSION,
         "suite": message.suite == SUITE,
         "study": message.study == study.identity,

@@ -170,6 +170,8 @@ def write_secret(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(descriptor)
 
 
 def read_secret(path: Path, length: int | None = None) -> bytes:

@@ -18,6 +18,7 @@ from silomix_protocol.keys import SigningKey
 from silomix_protocol.tls import CHUNK_BYTES, ServerContext, UnknownPeer, peer_name
 
 _Queue = asyncio.Queue[channel_pb2.ChannelEvent]
+_BEHIND = 40  # events that a follower may leave unread, a round of a million coordinates being 9
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
         self._lease: str | None = None
         self._followers: dict[str, _Queue] = {}
         self._current: _CurrentRound | None = None
+        self._last_closed: channel_pb2.ChannelEvent | None = None
         self._changed = asyncio.Event()
 
     async def Follow(  # noqa: N802
@@ -46,8 +48,11 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
             logs.warning("follower_refused", reason=refusal)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refusal))
         queue: _Queue = asyncio.Queue()
+        self._dismiss(silo, "another connection took over")
         self._followers[silo] = queue
         self._notify()
+        if self._last_closed is not None:  # it may have missed how its last round ended
+            queue.put_nowait(self._last_closed)
         if self._current is not None and silo in self._current.silos:
             for event in self._current.events:
                 queue.put_nowait(event)
@@ -96,7 +101,9 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
         self._tell(channel_pb2.ChannelEvent(ended=channel_pb2.LeaseEnded(reason=reason)))
 
     def open_round(self, descriptor: Descriptor, query: bytes) -> None:
-        """Ask everybody whom the descriptor names."""
+        """Ask everybody whom the descriptor names; who does not listen is let go."""
+        for silo in [name for name, queue in self._followers.items() if queue.qsize() > _BEHIND]:
+            self._dismiss(silo, "you are too far behind")
         self._current = _CurrentRound(frozenset(descriptor.silos), list(_opened(descriptor, query)))
         for event in self._current.events:
             self._tell(event, self._current.silos)
@@ -109,12 +116,23 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
             digest=descriptor.digest, void=void, reports=sealed, signature=signature
         )
         self._current = None
-        self._tell(channel_pb2.ChannelEvent(closed=closed))
+        self._last_closed = channel_pb2.ChannelEvent(closed=closed)
+        self._tell(self._last_closed)
 
     def _tell(self, event: channel_pb2.ChannelEvent, silos: frozenset[str] | None = None) -> None:
         for silo, queue in self._followers.items():
             if silos is None or silo in silos:
                 queue.put_nowait(event)
+
+    def _dismiss(self, silo: str, reason: str) -> None:
+        """End a follower's stream and forget what it has not read."""
+        queue = self._followers.pop(silo, None)
+        if queue is None:
+            return
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(channel_pb2.ChannelEvent(ended=channel_pb2.LeaseEnded(reason=reason)))
+        logs.warning("follower_dismissed", reason=reason)
 
     def _notify(self) -> None:
         self._changed.set()

@@ -24,6 +24,8 @@ from silomix_core.study import InvalidStudy, Study
 
 from silomix_server.errors import InvalidConfig
 
+CONTROL_HEADER = "x-silomix-control"  # shows the secret of the control door
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -47,6 +49,16 @@ class ServerConfig:
         folder = self.folder / "state"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
+
+    @property
+    def control_secret(self) -> Path:
+        """What opens Flower's Control API, to nobody but this user."""
+        return self.state / "control.secret"
+
+    @property
+    def task_secret(self) -> Path:
+        """What lets the coordinator take the run's task."""
+        return self.state / "superexec.secret"
 
 
 def load(path: Path) -> ServerConfig:

@@ -31,6 +31,7 @@ from silomix_server.leases import Lease, LeaseOffice
 _FOLLOW_S = 30.0  # from a lease's message to all its silos on the channel
 _REJOIN_S = 10.0  # how long to wait when too few silos follow
 _REPLY_S = 15.0
+_VOID_LIMIT = 3  # void rounds in a row: they cost the silos budget and bring nothing
 _RENEW = 0.8  # a lease is renewed after this part of its deadline
 PROGRESS = "progress.jsonl"
 MODEL = "model.npz"
@@ -78,6 +79,7 @@ class Coordinator:
         self._lease_left = 0
         self._lease_ends = 0.0
         self._gone: frozenset[str] = frozenset()
+        self._void_in_a_row = 0
 
     async def run(self) -> NDArray[np.float64]:
         await self._server.start()
@@ -96,6 +98,8 @@ class Coordinator:
                 number += 1
                 query = steps.send(await self._round(number, query))
         except StopIteration as finished:
+            if all(result.total is None for result in self._journal.rounds()):
+                raise StudyFailed("every round was void: there is no model") from None
             await self._close_lease("the study is complete")
             model: NDArray[np.float64] = finished.value
             return model
@@ -118,9 +122,16 @@ class Coordinator:
         collected = await self._collector.collect(descriptor)
         self._journal.closed(number, collected.result)
         void = collected.result.total is None
+        self._void_in_a_row = self._void_in_a_row + 1 if void else 0
         self._channel.close_round(descriptor, collected.sealed, void=void)
         self._lease_left -= 1
         self._report_progress(number, query, collected, len(silos), time.perf_counter() - started)
+        if self._void_in_a_row >= _VOID_LIMIT:
+            raise StudyFailed(
+                f"{_VOID_LIMIT} rounds in a row were void: no batch of at least "
+                f"{descriptor.minimum_batch} valid reports came through the mixes; "
+                "read their logs, then run the server again to go on"
+            )
         return self._aggregate(collected.result)
 
     def _aggregate(self, result: ClosedRound) -> Aggregate | None:

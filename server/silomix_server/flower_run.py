@@ -22,12 +22,17 @@ from flwr.proto.control_pb2 import (
     RegisterNodeRequest,
     StartRunRequest,
     StopRunRequest,
+    UnregisterNodeRequest,
 )
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from silomix_core.study import Silo, Study
+from silomix_protocol.keys import read_secret
 
+from silomix_server.config import CONTROL_HEADER
 from silomix_server.errors import StartFailed
 
 _APP = """\
@@ -61,15 +66,26 @@ class RunStatus:
     details: str
 
 
+class _Password:
+    """Shows the control door's secret with every request."""
+
+    def __init__(self, secret: Path) -> None:
+        self._secret = read_secret(secret).hex()
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers[CONTROL_HEADER] = self._secret
+        return call_next(context)
+
+
 class FlowerRuns:
     """The Control API of one SuperLink."""
 
-    def __init__(self, address: str, authority: Path) -> None:
+    def __init__(self, address: str, authority: Path, secret: Path) -> None:
         self._client = ControlHttpClient.from_server_address(
             address,
             False,
             authority.read_bytes(),
-            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Password(secret)],
         )
 
     def ready(self) -> bool:
@@ -83,11 +99,12 @@ class FlowerRuns:
     def register(self, study: Study) -> None:
         """Make the SuperLink accept exactly the keys of the study's silos (known ones stay)."""
         listed = self._client.ListNodes(ListNodesRequest()).nodes_info
-        known = {bytes(node.public_key) for node in listed}
-        for silo in study.silos:
-            key = _pem(silo)
-            if key not in known:
-                self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=silo.name))
+        known = {bytes(node.public_key): node.node_id for node in listed if _enrolled(node)}
+        wanted = {_pem(silo): silo.name for silo in study.silos}
+        for key in known.keys() - wanted.keys():
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
+        for key in wanted.keys() - known.keys():
+            self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=wanted[key]))
 
     def start(self, folder: Path, server_config: Path) -> int:
         """Start the run of the coordinator; its id."""
@@ -113,6 +130,10 @@ class FlowerRuns:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _enrolled(node: NodeInfo) -> bool:
+    return not node.unregistered_at
 
 
 def _pem(silo: Silo) -> bytes:

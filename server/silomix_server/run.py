@@ -19,6 +19,7 @@ from silomix_server.flower_run import FlowerRuns
 
 _START_S = 60.0
 _POLL_S = 0.2
+_UNFINISHED_S = 5.0
 
 
 class Interrupted(ServerError):
@@ -28,15 +29,20 @@ class Interrupted(ServerError):
 def run(config: ServerConfig) -> None:
     """Run the configured study to its end; raises ServerError when it does not get there."""
     logs.configure(config.name)
-    secret = config.state / "superexec.secret"
-    if not secret.exists():
-        write_secret(secret, secrets.token_bytes(32))
+    make_secrets(config)
     with _stoppable(), _child(config, "superlink") as superlink, _child(config, "serverapp") as app:
         _run_study(config, {"superlink": superlink, "serverapp": app})
 
 
+def make_secrets(config: ServerConfig) -> None:
+    """Fresh secrets between the server's own processes."""
+    for path in (config.control_secret, config.task_secret):
+        path.unlink(missing_ok=True)
+        write_secret(path, secrets.token_bytes(32))
+
+
 def _run_study(config: ServerConfig, children: dict[str, subprocess.Popen[bytes]]) -> None:
-    runs = FlowerRuns(config.control_listen, config.folder / "ca.crt")
+    runs = FlowerRuns(config.control_listen, config.folder / "ca.crt", config.control_secret)
     try:
         _wait_until_ready(runs, children, config)
         runs.register(config.study)
@@ -70,9 +76,12 @@ def _watch(
     children: dict[str, subprocess.Popen[bytes]],
     config: ServerConfig,
 ) -> None:
+    patience = _UNFINISHED_S  # for the last words of a coordinator that has ended
     while not (status := runs.status(run_id)).finished:
-        if children["superlink"].poll() is not None:
+        if children["superlink"].poll() is not None or patience < 0:
             _check_children(children, config)
+        if children["serverapp"].poll() is not None:
+            patience -= _POLL_S
         time.sleep(_POLL_S)
     if not status.completed:
         raise StudyFailed(_plain(status.details))

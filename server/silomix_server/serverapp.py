@@ -24,8 +24,10 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.runtime.run_serverapp import run_serverapp
 from silomix_protocol import logs
+from silomix_protocol.keys import read_secret
 
 import silomix_server.coordinator  # noqa: F401 imported early: the run starts sooner
+from silomix_server.children import end_with_parent
 from silomix_server.config import ServerConfig, load
 
 _POLL_S = 0.1
@@ -33,6 +35,7 @@ _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 
 def main() -> None:
+    end_with_parent()
     config = load(Path(sys.argv[1]))
     logs.configure("coordinator")
     authority = (config.folder / "ca.crt").read_bytes()
@@ -50,7 +53,7 @@ def main() -> None:
 
 def _acquire(config: ServerConfig, authority: bytes) -> str:
     """The token of the task that the run created, as soon as there is one."""
-    secret = (config.state / "superexec.secret").read_bytes()
+    secret = read_secret(config.task_secret, 32)
     client = RuntimeHttpClient.from_server_address(
         config.control_listen,
         False,

@@ -2,7 +2,8 @@
 
 Flower serves its Fleet, Control and Runtime APIs on one port, and the last two without
 authentication.  Here the same application listens twice: on the fleet address, where only
-/v1/fleet/ exists, and on a loopback address, where everything does.  TLS on both.
+/v1/fleet/ exists, and on a loopback address, where everything does but the Control API asks for a
+secret that only this user can read.  TLS on both.
 
 Uses flwr's `create_app` and its command-line parser (internals, hence the exact pin).
 """
@@ -13,6 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +28,86 @@ from flwr.superlink.cli.flower_superlink import (
 )
 from flwr.superlink.main import create_app
 from silomix_protocol import logs
+from silomix_protocol.keys import read_secret
 
-from silomix_server.config import ServerConfig, load, split_address
+from silomix_server.children import end_with_parent
+from silomix_server.config import CONTROL_HEADER, ServerConfig, load, split_address
 
 _FLEET = "/v1/fleet/"
+_CONTROL = "/v1/control/"
+_LARGEST_BODY = 2**20  # a silo's largest Flower message is a lease's reply
+_CONNECTIONS = 1000
 
 Scope = MutableMapping[str, Any]
-Asgi = Callable[
-    [Scope, Callable[..., Awaitable[Any]], Callable[..., Awaitable[None]]], Awaitable[None]
-]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def only_fleet(app: Asgi) -> Asgi:
-    """The application as silos see it: the Fleet API, and 404 for everything else."""
+    """The application as silos see it: the Fleet API with small bodies, 404 for everything else."""
 
-    async def door(
-        scope: Scope,
-        receive: Callable[..., Awaitable[Any]],
-        send: Callable[..., Awaitable[None]],
-    ) -> None:
+    async def door(scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope.get("path", ""))
-        if scope["type"] == "http" and path.startswith(_FLEET) and ".." not in path:
-            await app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 404, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
+        if scope["type"] != "http":
+            return
+        if not path.startswith(_FLEET) or ".." in path:
+            await _answer(send, 404)
+            return
+        body = await _small_body(receive)
+        if body is None:
+            await _answer(send, 413)
+            return
+        await app(scope, _replay(body, receive), send)
 
     return door
+
+
+def with_secret(app: Asgi, secret: bytes) -> Asgi:
+    """The application as this machine sees it: the Control API only to who shows the secret."""
+
+    async def door(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and str(scope["path"]).startswith(_CONTROL):
+            shown = dict(scope["headers"]).get(CONTROL_HEADER.encode("ascii"), b"")
+            if not compare_digest(shown, secret.hex().encode("ascii")):
+                await _answer(send, 403)
+                return
+        await app(scope, receive, send)
+
+    return door
+
+
+async def _answer(send: Send, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _small_body(receive: Receive) -> bytes | None:
+    """The request's body, read before Flower reads it without a limit; None if it is too large."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if len(body) > _LARGEST_BODY:
+            return None
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body once, then whatever comes after it."""
+    given = False
+
+    async def replay() -> MutableMapping[str, Any]:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
 
 
 class _Listener(uvicorn.Server):
@@ -64,6 +119,7 @@ class _Listener(uvicorn.Server):
 
 
 def main() -> None:
+    end_with_parent()
     config = load(Path(sys.argv[1]))
     logs.configure("superlink")
     asyncio.run(_serve(config))
@@ -72,7 +128,8 @@ def main() -> None:
 async def _serve(config: ServerConfig) -> None:
     sys.argv = ["flower-superlink", *_arguments(config)]
     app = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
-    inner = _listener(config, app, config.control_listen, "on")
+    secret = read_secret(config.control_secret, 32)
+    inner = _listener(config, with_secret(app, secret), config.control_listen, "on")
     outer = _listener(config, only_fleet(app), config.fleet_listen, "off")
     loop = asyncio.get_running_loop()
 
@@ -98,6 +155,7 @@ def _listener(config: ServerConfig, app: Any, address: str, lifespan: Any) -> _L
             lifespan=lifespan,
             access_log=False,
             log_level="warning",
+            limit_concurrency=_CONNECTIONS,
             ssl_certfile=config.folder / "tls.crt",
             ssl_keyfile=config.folder / "tls.key",
         )
@@ -113,7 +171,7 @@ def _arguments(config: ServerConfig) -> list[str]:
         *("--ssl-ca-certfile", str(config.folder / "ca.crt")),
         *("--database", str(config.state / "superlink.sqlite")),
         *("--isolation", "process"),
-        *("--superexec-auth-secret-file", str(config.state / "superexec.secret")),
+        *("--superexec-auth-secret-file", str(config.task_secret)),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
     ]

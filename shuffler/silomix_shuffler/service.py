@@ -35,15 +35,17 @@ from silomix_protocol.keys import ForgedSignature, SealKey, SigningKey, verify
 from silomix_protocol.onion import UnopenableLayer, encapsulated_key, onion_bytes, open_layer
 from silomix_protocol.tls import Identity, ServerContext, UnknownPeer, peer_name
 
+from silomix_shuffler.attendance import Attendance
 from silomix_shuffler.batch import OpenBatch, State
 from silomix_shuffler.errors import Refused, WrongLength, WrongRound, WrongSender
 from silomix_shuffler.register import RoundRegister
 
 _REPORT_S = 120.0  # from a report's first chunk to its last
-_STREAMS_PER_SILO = 2  # a new one may come before the old one is known to be broken
+_STREAMS_PER_STUDY = 2  # of one silo: a new one may come before the old one is known to be broken
 _FORWARD_TRIES = 4
 _FORWARD_TIMEOUT_S = 60.0
 _ROUNDS_REMEMBERED = 4
+_OPEN_ROUNDS = 16  # of one study at once; a coordinator that behaves has one or two
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     WrongLength: grpc.StatusCode.INVALID_ARGUMENT,
@@ -86,8 +88,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         self._register = register
         self._grace_s = grace_s
         self._rounds: dict[RoundDigest, _Round] = {}
-        self._streams: dict[str, int] = {}
-        self._gone: set[str] = set()
+        self._attendance = Attendance()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._shuffle = secrets.SystemRandom().shuffle
@@ -101,11 +102,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     ) -> AsyncIterator[mix_pb2.Receipt]:
         try:
             silo = peer_name(context)
-            if not any(study.silo(silo) for study in self._studies.values()):
-                raise WrongSender("no study here enrols you")
-            if self._streams.get(silo, 0) >= _STREAMS_PER_SILO:
-                raise WrongSender("you have other streams open")
-            self._connected(silo)
+            self._admit_stream(silo)
             try:
                 async for frame in request_iterator:
                     yield await self._receive(silo, frame, request_iterator)
@@ -136,8 +133,8 @@ class MixService(mix_pb2_grpc.MixServicer):
         receipt = mix_pb2.Receipt(digest=descriptor.digest, report=digest)
         try:
             current = self._open(study, descriptor)
-            self._gone.discard(silo)
             if current.batch.admit(silo, digest):
+                self._attendance.answered(study.identity, silo)
                 self._start(self._add(current, onion))
         except Refused as refusal:
             logs.warning("report_refused", round=descriptor.round, reason=refusal)
@@ -194,18 +191,22 @@ class MixService(mix_pb2_grpc.MixServicer):
         if first is None:
             raise BrokenBatch("empty")
         study = self._study(descriptor_of(first))
+        current = self._open(study, check(descriptor_of(first), study))
+        self._check_untaken(current)  # before the body is read
         hop = self._hop(study)
         if hop == 0 or study.mixes[hop - 1].name != peer:
             raise WrongSender("only the previous mix of the chain forwards batches")
         length = onion_bytes(self._report_bytes[study.identity], hop, len(study.mixes))
         sender_key = study.mixes[hop - 1].sign_key
         received = await read_batch(_chain(first, source), study, sender_key, length)
-        current = self._open(study, received.descriptor)
-        if current.batch.state is not State.OPEN or current.deadline is None:
-            raise WrongRound("a batch for this round was already taken")
+        self._check_untaken(current)
         self._cancel_deadline(current)
         # The batch is ours now: its way does not end when the sender hangs up.
         self._start(self._mix(current, received))
+
+    def _check_untaken(self, current: _Round) -> None:
+        if current.batch.state is not State.OPEN or current.deadline is None:
+            raise WrongRound("a batch for this round was already taken")
 
     async def _mix(self, current: _Round, received: Batch) -> None:
         """Open, permute and pass on a batch of the previous mix."""
@@ -253,6 +254,9 @@ class MixService(mix_pb2_grpc.MixServicer):
         current = self._rounds.get(descriptor.digest)
         if current is not None:
             return current
+        pending = [entry for entry in self._rounds.values() if not entry.outcome.done()]
+        if sum(entry.study is study for entry in pending) >= _OPEN_ROUNDS:
+            raise WrongRound("too many rounds of this study are open")
         if not self._register.open(descriptor):
             raise WrongRound("this round is over")
         current = _Round(study, OpenBatch(descriptor))
@@ -282,16 +286,24 @@ class MixService(mix_pb2_grpc.MixServicer):
             return await asyncio.to_thread(open_layer, onion, self._seal_key, hop, digest)
         except UnopenableLayer:
             return None
+        except Exception as error:  # an admitted report is counted, whatever happens to it
+            logs.warning("layer_failed", error=type(error).__name__)
+            return None
 
     def _release_if_complete(self, current: _Round) -> None:
-        if current.batch.complete(frozenset(self._gone)):
+        number = current.batch.descriptor.round
+        gone = self._attendance.gone(current.study.identity, number)
+        if current.batch.complete(gone):
             self._release(current)
 
     def _at_deadline(self, current: _Round) -> None:
         if current.batch.state is State.OPEN:
             logs.warning("round_deadline", round=current.batch.descriptor.round)
             if self._hop(current.study) == 0:
-                self._gone |= current.batch.missing()  # later rounds do not wait for them
+                for silo in current.batch.missing():
+                    self._attendance.missed(
+                        current.study.identity, silo, current.batch.descriptor.round
+                    )
             current.batch.close()
             self._release_if_complete(current)
 
@@ -313,11 +325,16 @@ class MixService(mix_pb2_grpc.MixServicer):
             dropped=batch.counts.dropped,
         )
         hop = self._hop(current.study)
-        if hop < len(current.study.mixes) - 1:
-            await self._forward(current.study, hop + 1, batch)
-            batch = Batch(batch.descriptor, (), batch.counts, batch.aborted)
-        if not current.outcome.done():
-            current.outcome.set_result(batch)
+        last = hop == len(current.study.mixes) - 1
+        try:
+            if not last:
+                await self._forward(current.study, hop + 1, batch)
+        finally:
+            kept = batch.reports if last else ()
+            if not current.outcome.done():
+                current.outcome.set_result(
+                    Batch(batch.descriptor, kept, batch.counts, batch.aborted)
+                )
 
     async def _forward(self, study: Study, hop: int, batch: Batch) -> None:
         """Hand the batch to the next mix; a few tries, then the round is lost (never repeated)."""
@@ -342,20 +359,21 @@ class MixService(mix_pb2_grpc.MixServicer):
 
     # Silos coming and going ---------------------------------------------------------------------
 
-    def _connected(self, silo: str) -> None:
-        self._streams[silo] = self._streams.get(silo, 0) + 1
-        self._gone.discard(silo)
+    def _admit_stream(self, silo: str) -> None:
+        enrolled = sum(study.silo(silo) is not None for study in self._studies.values())
+        if not enrolled:
+            raise WrongSender("no study here enrols you")
+        if self._attendance.streams(silo) >= _STREAMS_PER_STUDY * enrolled:
+            raise WrongSender("you have other streams open")
+        self._attendance.connected(silo)
 
     def _disconnected(self, silo: str) -> None:
-        self._streams[silo] -= 1
-        if not self._streams[silo]:
+        if self._attendance.disconnected(silo):
             asyncio.get_running_loop().call_later(self._grace_s, self._give_up_on, silo)
 
     def _give_up_on(self, silo: str) -> None:
         """Stop waiting for a silo that did not come back; rounds open now may be complete."""
-        if self._streams.get(silo):
-            return
-        self._gone.add(silo)
+        self._attendance.gave_up(silo)
         for current in list(self._rounds.values()):
             if self._hop(current.study) == 0:
                 self._release_if_complete(current)

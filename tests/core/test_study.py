@@ -226,7 +226,7 @@ def test_a_whole_number_beyond_all_bounds_is_refused(path: Path) -> None:
         (("silos", 0, "name"), "-", "party name '-'"),
         (("silos", 0, "name"), "a/../b", "party name 'a/../b'"),
         (("silos", 0, "name"), "münchen", "party name 'münchen'"),
-        (("silos", 0, "name"), "a\nb", "party name"),
+        (("silos", 0, "name"), "a\nb", "control characters"),
         (("mixes", 0, "name"), "x" * 64, "party name"),
         (("server", "name"), "two words", "party name 'two words'"),
         (("silos", 0, "sign_key"), "not base64!", "silos[0]: "),

@@ -340,7 +340,7 @@ def test_a_silo_given_up_on_is_waited_for_again_when_it_is_back(tmp_path: Path) 
             await answer(made, 2, pair, ROSTER)
             assert (await collect(made, described(made, 2))).counts == Counts(2, 2, 0)
             async with silo_stream(made, "silo-3") as back:
-                while not service._streams.get("silo-3"):  # noqa: ASYNC110 not seen yet
+                while not service._attendance.streams("silo-3"):  # noqa: ASYNC110 not seen yet
                     await asyncio.sleep(0.01)
                 await answer(made, 3, {**pair, "silo-3": back}, ROSTER)
                 assert (await collect(made, described(made, 3))).counts == Counts(3, 3, 0)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,9 @@ from silomix_client.fleet import FleetRefused, join_fleet
 from silomix_protocol.keys import generate_node_key, load_node_key
 from silomix_server import flower_run
 from silomix_server.children import end, spawn
+from silomix_server.config import load
 from silomix_server.flower_run import FlowerRuns
+from silomix_server.run import make_secrets
 from support.consortia import make_consortium
 from support.processes import approve_all, progress, running, server_logs, spending, wait_until
 
@@ -24,12 +27,11 @@ from support.processes import approve_all, progress, running, server_logs, spend
 def superlink(made: Consortium) -> Iterator[FlowerRuns]:
     """A real SuperLink of this consortium, with its silos registered, and its Control API."""
     state = made.server.parent / "state"
-    state.mkdir(exist_ok=True)
-    (state / "superexec.secret").write_bytes(b"0" * 32)
+    make_secrets(load(made.server))
     command = [sys.executable, "-m", "silomix_server.superlink", str(made.server)]
     child = spawn(command, state / "superlink.log", {"FLWR_HOME": str(state / "flwr")})
     try:
-        runs = FlowerRuns(_control(made), made.server.parent / "ca.crt")
+        runs = control(made)
         wait_until(runs.ready, f"SuperLink ready, see {state / 'superlink.log'}")
         runs.register(made.study)
         yield runs
@@ -38,10 +40,9 @@ def superlink(made: Consortium) -> Iterator[FlowerRuns]:
         end(child)
 
 
-def _control(made: Consortium) -> str:
-    from silomix_server.config import load
-
-    return load(made.server).control_listen
+def control(made: Consortium) -> FlowerRuns:
+    config = load(made.server)
+    return FlowerRuns(config.control_listen, config.folder / "ca.crt", config.control_secret)
 
 
 def _authority(made: Consortium) -> bytes:
@@ -65,9 +66,35 @@ def test_a_registered_key_joins_and_an_unknown_one_is_refused(tmp_path: Path) ->
             raise AssertionError("an unknown key was let in")
 
 
+def test_a_key_that_left_the_study_is_no_longer_accepted(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c")
+    address, memory = made.study.server.fleet_address, tmp_path / "node"
+    key = load_node_key(made.silos[2].parent / "node.key")
+    with superlink(made) as runs:
+        runs.register(replace(made.study, silos=made.study.silos[:2]))
+        with pytest.raises(FleetRefused), join_fleet(address, _authority(made), key, memory):
+            raise AssertionError("a key that left the study was let in")
+
+
+def test_a_node_that_was_killed_can_join_again_at_once(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c")
+    address, memory = made.study.server.fleet_address, tmp_path / "node"
+    key = load_node_key(made.silos[0].parent / "node.key")
+    with superlink(made), join_fleet(address, _authority(made), key, memory):
+        with join_fleet(address, _authority(made), key, memory) as successor:
+            assert successor.receive() is None
+        memory.write_text("")  # a crash while it was written: refused, not a traceback
+        with (
+            join_fleet(address, _authority(made), key, tmp_path / "another"),
+            pytest.raises(FleetRefused),
+            join_fleet(address, _authority(made), key, memory),
+        ):
+            raise AssertionError("joined twice")
+
+
 def test_silos_reach_the_fleet_api_and_nothing_else_of_flower(tmp_path: Path) -> None:
     made = make_consortium(tmp_path / "c")
-    fleet, control = made.study.server.fleet_address, _control(made)
+    fleet, loopback = made.study.server.fleet_address, load(made.server).control_listen
     paths = [
         "/v1/control/list-runs",
         "/v1/control/start-run",
@@ -84,8 +111,12 @@ def test_silos_reach_the_fleet_api_and_nothing_else_of_flower(tmp_path: Path) ->
         for path in paths:
             answer = client.post(f"https://{fleet}{path}", headers=headers, content=b"")
             assert answer.status_code == 404, path
-        reached = client.post(f"https://{control}{paths[0]}", headers=headers, content=b"")
-        assert reached.status_code != 404  # the same path exists on the loopback door
+        for path in paths[:2]:  # they exist on the loopback door, for who shows the secret
+            answer = client.post(f"https://{loopback}{path}", headers=headers, content=b"")
+            assert answer.status_code == 403
+        body = bytes(2**20 + 1)
+        too_large = client.post(f"https://{fleet}/v1/fleet/pull-messages", content=body)
+        assert too_large.status_code == 413
 
 
 def test_an_unregistered_silo_ends_with_a_clear_message(tmp_path: Path) -> None:
@@ -148,7 +179,7 @@ def test_a_stopped_run_ends_the_server_and_frees_the_silos(tmp_path: Path) -> No
     approve_all(made)
     with running(made) as system:
         system.wait_for_round(5)
-        runs = FlowerRuns(_control(made), made.server.parent / "ca.crt")
+        runs = control(made)
         run_id = _run_id(system.server.log)
         runs.stop(run_id)
         wait_until(lambda: runs.status(run_id).finished, "the run is finished")

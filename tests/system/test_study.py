@@ -96,6 +96,31 @@ def test_a_killed_mix_voids_rounds_and_loses_nothing(tmp_path: Path) -> None:
     assert sum(bool(line["void"]) for line in lines) <= 5
 
 
+def test_a_mix_that_is_gone_ends_the_study_before_the_budget_is_gone(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=40, deadline_s=0.5)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(2)
+        os.kill(system.mixes[1].child.pid, signal.SIGKILL)
+        assert system.server_status() == 1
+        said = system.server.log.read_text()
+    assert "3 rounds in a row were void" in said
+    assert not (made.server.parent / "state" / "model.npz").exists()
+    for entry in spending(made):
+        assert entry.rounds <= len(progress(made)) < 40
+
+
+def test_a_dead_coordinator_is_noticed_and_named(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=5000, epsilon=5.0)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(3)
+        coordinator = next(pid for kind, pid in system.processes.members() if kind == "coordinator")
+        os.kill(coordinator, signal.SIGKILL)
+        assert system.server_status() == 1
+        assert "serverapp.log" in system.server.log.read_text()
+
+
 def test_no_log_or_command_line_shows_a_record_or_a_secret(tmp_path: Path) -> None:
     made = make_consortium(tmp_path / "c", rounds=30, records=(41, 41, 41))
     for config in made.silos:
