@@ -193,9 +193,8 @@ class Ledger:
         return outdated
 
     def check(self, study: Study, round_number: int, event: PrivacyEvent) -> None:
-        """Raise unless this round may be answered: in order, and inside both budgets."""
-        with self._transaction():
-            self._check(study, round_number, event)
+        """Raise unless this round may be answered now; `charge` decides again, under its lock."""
+        self._check(study, round_number, event)
 
     def spending(self, study: StudyId | None = None) -> Spending:
         """What was spent on one study, or on all."""
