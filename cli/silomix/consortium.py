@@ -108,27 +108,17 @@ def create(
     ]
     content = tomli_w.dumps(study).encode("utf-8")
     (folder / "study.toml").write_bytes(content)
-    server = {
-        "name": "server",
-        "study": "../study.toml",
-        "fleet_listen": addresses.fleet,
-        "channel_listen": addresses.channel,
-        "control_listen": addresses.control,
+    leases = {
         "lease_rounds": lease_rounds,
         "lease_deadline_s": lease_deadline_s,
         "wait_for_silos_s": wait_for_silos_s,
     }
-    if holdout:
-        server["holdout"] = "holdout.csv"
-    _write(folder / "server" / "server.toml", server)
+    _configure_server(folder / "server", addresses, leases, holdout=holdout)
     for name, address in zip(mix_names, addresses.mixes, strict=True):
         mix = {"name": name, "listen": address, "studies": ["../study.toml"]}
         _write(folder / name / "mix.toml", mix)
     for name in silo_names:
-        silo = {"name": name, "data": "data.csv", "policy": "policy.toml"}
-        _write(folder / name / "silo.toml", silo)
-        policy = {"epsilon": choices.target.epsilon, "delta": choices.target.delta}
-        _write(folder / name / "policy.toml", policy)
+        _configure_silo(folder / name, choices.target)
     return Consortium(
         folder=folder,
         study=Study.parse(content),
@@ -136,6 +126,28 @@ def create(
         mixes=tuple(folder / name / "mix.toml" for name in mix_names),
         silos=tuple(folder / name / "silo.toml" for name in silo_names),
     )
+
+
+def _configure_server(
+    folder: Path, addresses: Addresses, leases: dict[str, float], *, holdout: bool
+) -> None:
+    server: dict[str, Any] = {
+        "name": "server",
+        "study": "../study.toml",
+        "fleet_listen": addresses.fleet,
+        "channel_listen": addresses.channel,
+        "control_listen": addresses.control,
+        **leases,
+    }
+    if holdout:
+        server["holdout"] = "holdout.csv"
+    _write(folder / "server.toml", server)
+
+
+def _configure_silo(folder: Path, lifetime: PrivacyTarget) -> None:
+    silo = {"name": folder.name, "data": "data.csv", "policy": "policy.toml"}
+    _write(folder / "silo.toml", silo)
+    _write(folder / "policy.toml", {"epsilon": lifetime.epsilon, "delta": lifetime.delta})
 
 
 def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:

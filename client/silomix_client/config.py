@@ -9,12 +9,12 @@ Relative paths start at silo.toml's folder, which also holds ca.crt, tls.crt, tl
 node.key and, in state/, the ledger, the snapshots and the stored reports.
 """
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from silomix_core.fields import InvalidField, Table
+from silomix_core.fields import InvalidField
 from silomix_core.mechanism import PrivacyTarget
+from silomix_protocol.files import named, read_table
 
 from silomix_client.errors import InvalidConfig
 
@@ -43,33 +43,20 @@ class SiloConfig:
 
 
 def load(path: Path) -> SiloConfig:
-    table = _table(path)
-    try:
+    with named(path, InvalidConfig):
+        table = read_table(path)
         name, data, policy = table.text("name"), table.text("data"), table.text("policy")
         table.finish()
-    except InvalidField as error:
-        raise InvalidConfig(f"{path}: {error}") from error
     folder = path.parent
     return SiloConfig(name, folder, folder / data, _policy(folder / policy))
 
 
 def _policy(path: Path) -> Policy:
-    table = _table(path)
-    try:
+    with named(path, InvalidConfig):
+        table = read_table(path)
         epsilon, delta = table.number("epsilon"), table.number("delta")
         minimum = table.whole("minimum_records", 1)
         if minimum < 1:
             raise InvalidField("minimum_records must be at least 1")
         table.finish()
         return Policy(table.build(lambda: PrivacyTarget(epsilon, delta)), minimum)
-    except InvalidField as error:
-        raise InvalidConfig(f"{path}: {error}") from error
-
-
-def _table(path: Path) -> Table:
-    try:
-        return Table(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InvalidConfig(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{path}: {error}") from error

@@ -14,13 +14,13 @@ Relative paths start at the file's folder, which also holds ca.crt, tls.crt, tls
 seal.key and, in state/, everything that the server keeps.
 """
 
-import tomllib
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 from silomix_core.fields import InvalidField, Table
-from silomix_core.study import InvalidStudy, Study
+from silomix_core.study import Study
+from silomix_protocol.files import named, read_study, read_table
 
 from silomix_server.errors import InvalidConfig
 
@@ -63,13 +63,8 @@ class ServerConfig:
 
 def load(path: Path) -> ServerConfig:
     path = path.resolve()
-    try:
-        table = Table(tomllib.loads(path.read_text(encoding="utf-8")))
-        return _config(table, path)
-    except OSError as error:
-        raise InvalidConfig(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidField) as error:
-        raise InvalidConfig(f"{path}: {error}") from error
+    with named(path, InvalidConfig):
+        return _config(read_table(path), path)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -109,12 +104,8 @@ def _config(table: Table, path: Path) -> ServerConfig:
 
 
 def _study(path: Path, name: str) -> Study:
-    try:
-        study = Study.parse(path.read_bytes())
-    except OSError as error:
-        raise InvalidConfig(f"{path}: {error.strerror}") from error
-    except InvalidStudy as error:
-        raise InvalidConfig(f"{path}: {error}") from error
+    with named(path, InvalidConfig):
+        study = read_study(path)
     if study.server.name != name:
         raise InvalidConfig(f"{path}: the study's server is {study.server.name!r}, not {name!r}")
     return study

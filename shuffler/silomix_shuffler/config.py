@@ -9,12 +9,12 @@ Relative paths start at the file's folder, which also holds ca.crt, tls.crt, tls
 seal.key and the state that the mix keeps.
 """
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from silomix_core.fields import InvalidField, Table
-from silomix_core.study import InvalidStudy, Study
+from silomix_core.fields import InvalidField
+from silomix_core.study import Study
+from silomix_protocol.files import named, read_study, read_table
 
 
 class InvalidConfig(ValueError):
@@ -31,8 +31,8 @@ class MixConfig:
 
 
 def load(path: Path) -> MixConfig:
-    try:
-        table = Table(tomllib.loads(path.read_text(encoding="utf-8")))
+    with named(path, InvalidConfig):
+        table = read_table(path)
         name, listen = table.text("name"), table.text("listen")
         files = table.texts("studies")
         grace_s = table.number("grace_s", 2.0)
@@ -41,21 +41,13 @@ def load(path: Path) -> MixConfig:
             raise InvalidField("grace_s must not be negative")
         if not files:
             raise InvalidField("studies: name at least one study file")
-    except OSError as error:
-        raise InvalidConfig(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidField) as error:
-        raise InvalidConfig(f"{path}: {error}") from error
     studies = tuple(_study(path.parent / file, name) for file in files)
     return MixConfig(name, path.parent, listen, studies, grace_s)
 
 
 def _study(path: Path, name: str) -> Study:
-    try:
-        study = Study.parse(path.read_bytes())
-    except OSError as error:
-        raise InvalidConfig(f"{path}: {error.strerror}") from error
-    except InvalidStudy as error:
-        raise InvalidConfig(f"{path}: {error}") from error
+    with named(path, InvalidConfig):
+        study = read_study(path)
     if name not in {mix.name for mix in study.mixes}:
         raise InvalidConfig(f"{path}: the mix chain of this study does not name {name!r}")
     return study

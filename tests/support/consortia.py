@@ -1,10 +1,10 @@
 """A small consortium in a test's own folder, with real keys and certificates."""
 
-import socket
 from pathlib import Path
 
 import numpy as np
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
+from silomix.demo.run import free_ports
 from silomix_core.losses import LossName
 from silomix_core.mechanism import PrivacyTarget
 from silomix_core.task import Feature, Scaling, Task
@@ -72,14 +72,3 @@ def write_data(path: Path, task: Task, count: int, seed: int) -> None:
         for row, label in zip(values, labels, strict=True)
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for entry in sockets:
-            entry.bind(("127.0.0.1", 0))
-        return [int(entry.getsockname()[1]) for entry in sockets]
-    finally:
-        for entry in sockets:
-            entry.close()
