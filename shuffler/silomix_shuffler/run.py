@@ -11,6 +11,7 @@ from silomix_protocol.tls import Identity
 
 from silomix_shuffler.config import InvalidConfig, MixConfig
 from silomix_shuffler.register import RoundRegister
+from silomix_shuffler.rounds import Rounds
 from silomix_shuffler.service import MixService
 
 _GRACE_S = 1.0
@@ -26,7 +27,7 @@ async def _serve(config: MixConfig) -> None:
     sign_key = SigningKey.load(config.folder / "sign.key")
     seal_key = SealKey.load(config.folder / "seal.key")
     _check_keys(config, sign_key, seal_key)
-    service = MixService(
+    rounds = Rounds(
         identity,
         config.studies,
         sign_key,
@@ -34,6 +35,7 @@ async def _serve(config: MixConfig) -> None:
         RoundRegister(_state(config.folder) / "rounds.sqlite"),
         config.grace_s,
     )
+    service = MixService(rounds, sign_key, config.studies)
     server = identity.server(config.listen)
     mix_pb2_grpc.add_MixServicer_to_server(service, server)
     stop = asyncio.Event()
@@ -44,7 +46,7 @@ async def _serve(config: MixConfig) -> None:
     logs.event("mix_ready", listen=config.listen, studies=len(config.studies))
     await stop.wait()
     await server.stop(_GRACE_S)
-    await service.close()
+    await rounds.close()
     logs.event("mix_stopped")
 
 

@@ -28,6 +28,7 @@ from silomix_protocol.keys import SealKey, SigningKey, verify
 from silomix_protocol.onion import onion_bytes, open_layer
 from silomix_protocol.tls import Identity, peer_name
 from silomix_shuffler.register import RoundRegister
+from silomix_shuffler.rounds import Rounds
 from silomix_shuffler.service import MixService
 from support.consortia import make_consortium
 from support.silos import (
@@ -715,7 +716,7 @@ def test_through_a_real_mix_the_report_arrives_and_is_found_in_the_closing_list(
 
     async def play() -> tuple[Ending, int, list[bytes]]:
         folder = made.mixes[0].parent
-        mix = MixService(
+        rounds = Rounds(
             Identity.load("mix-1", folder),
             (made.study,),
             SigningKey.load(folder / "sign.key"),
@@ -723,11 +724,12 @@ def test_through_a_real_mix_the_report_arrives_and_is_found_in_the_closing_list(
             RoundRegister(tmp_path / "rounds.sqlite"),
             1.0,
         )
+        mix = MixService(rounds, SigningKey.load(folder / "sign.key"), (made.study,))
         channel = Collecting()
         ledger = open_ledger(config)
         async with serving(made, channel, mix), holding(config, made, ledger) as holder:
             ending, answered = await holder.follow(Lease("lease-1", 30.0))
-        await mix.close()
+        await rounds.close()
         return ending, answered, channel.reports
 
     ending, answered, reports = asyncio.run(asyncio.wait_for(play(), 40.0))

@@ -23,6 +23,7 @@ from silomix_protocol.keys import SealKey, SigningKey
 from silomix_protocol.onion import Sealer, onion_bytes
 from silomix_protocol.tls import Identity
 from silomix_shuffler.register import RoundRegister
+from silomix_shuffler.rounds import Rounds
 from silomix_shuffler.service import MixService
 
 Result = TypeVar("Result")
@@ -124,24 +125,25 @@ def submission(
 @asynccontextmanager
 async def mix_serving(
     made: Consortium, index: int, *, grace_s: float = PATIENT_S
-) -> AsyncIterator[MixService]:
+) -> AsyncIterator[Rounds]:
     """The mix at this place of the chain, served at its address by this process."""
     place = made.study.mixes[index]
     folder = made.folder / place.name
     own = identity(made, place.name)
     register = RoundRegister(folder / "rounds.sqlite")
     keys = signer(made, place.name), opener(made, place.name)
-    service = MixService(own, (made.study,), *keys, register, grace_s)
+    rounds = Rounds(own, (made.study,), *keys, register, grace_s)
+    service = MixService(rounds, keys[0], (made.study,))
     try:
         server = own.server(place.address)
         mix_pb2_grpc.add_MixServicer_to_server(service, server)
         await server.start()
         try:
-            yield service
+            yield rounds
         finally:
             await server.stop(None)
     finally:
-        await service.close()
+        await rounds.close()
 
 
 @asynccontextmanager
