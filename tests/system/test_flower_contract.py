@@ -1,6 +1,8 @@
 """What we rely on of Flower 1.41, held against a real SuperLink with TLS and node keys."""
 
+import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -172,6 +174,25 @@ def test_a_lease_is_renewed_before_its_deadline(tmp_path: Path) -> None:
         assert system.server_status() == 0, system.all_logs()
     assert _serverapp_log(made).count("lease_offered") >= 2
     assert len(progress(made)) == 250
+
+
+def test_a_silo_leaves_a_lease_at_its_deadline_and_tells_flower(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=5000, epsilon=5.0, lease_deadline_s=8.0)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(3)
+        coordinator = next(pid for kind, pid in system.processes.members() if kind == "coordinator")
+        os.kill(coordinator, signal.SIGSTOP)  # a server that holds a lease and says nothing
+        try:
+            for silo in system.silos:
+                wait_until(
+                    lambda silo=silo: "ending=deadline" in silo.log.read_text(), f"{silo.name}"
+                )
+                assert silo.state == "running"
+            replies = made.server.parent / "state" / "superlink.log"
+            wait_until(lambda: replies.read_text().count("Push replies") >= 3, "Flower has them")
+        finally:
+            os.kill(coordinator, signal.SIGCONT)
 
 
 def test_a_stopped_run_ends_the_server_and_frees_the_silos(tmp_path: Path) -> None:
