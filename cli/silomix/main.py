@@ -14,7 +14,9 @@ import typer
 from silomix_server.children import end_with_parent
 
 app = typer.Typer(
-    help="One model from everybody's records, trusting nobody with them.",
+    help="One model from everybody's records, trusting nobody with them.\n\n"
+    "Start with: silomix demo.  By hand: consortium init, study show, silo approve, mix run, "
+    "silo run, server run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # tracebacks with local variables would show secrets
     add_completion=False,
@@ -63,9 +65,10 @@ def demo(
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
     label: Annotated[str | None, typer.Option(help="Label column of a CSV file.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the data split; never of the noise.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, never of noise.")] = 1,
     minimum_batch: Annotated[
-        int | None, typer.Option(help="Fewest reports that a batch may have [default: 80 %].")
+        int | None,
+        typer.Option(min=1, help="Fewest reports that a batch may have (else 80 % of the silos)."),
     ] = None,
     lease_rounds: Annotated[
         int, typer.Option(min=1, help="Rounds per Flower message (1: Flower dispatches each).")
@@ -78,8 +81,8 @@ def demo(
 ) -> None:
     """Run a whole consortium on this machine: server, mixes and hospitals as real processes.
 
-    Everything goes into a new folder (--out): each party's keys, data and log, the model,
-    summary.json, the metrics of every round and a picture.
+    Everything goes into one folder (--out, an earlier demo there is replaced): each party's keys,
+    data and log, the model, summary.json, the metrics of every round and a picture.
     """
     from silomix.demo.run import DemoOptions, run_demo
 
@@ -107,9 +110,12 @@ def demo(
 def silo_approve(
     config: Config,
     study_file: StudyFile,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask (for scripts).")] = False,
 ) -> None:
-    """Look at a study, check it against your data and keys, and approve it by its hash."""
+    """Look at a study, check it against your data and keys, and approve it by its hash.
+
+    CONFIG is this silo's silo.toml, STUDY_FILE the study that its lead sent.
+    """
     from datetime import UTC, datetime
 
     from silomix_client.approve import approve, review
@@ -134,7 +140,10 @@ def silo_approve(
 
 @silo.command("run")
 def silo_run(config: Config) -> None:
-    """Answer the approved studies until stopped (Ctrl-C or SIGTERM)."""
+    """Answer the approved studies until stopped (Ctrl-C or SIGTERM).
+
+    CONFIG is this silo's silo.toml.
+    """
     with failures():
         from silomix_client.config import load
         from silomix_client.run import run as run_silo
@@ -144,7 +153,7 @@ def silo_run(config: Config) -> None:
 
 @silo.command("ledger")
 def silo_ledger(config: Config) -> None:
-    """What was approved and what privacy was spent on it."""
+    """What was approved and what privacy was spent on it.  CONFIG is this silo's silo.toml."""
     from silomix_client.config import load
     from silomix_client.ledger import Ledger
 
@@ -172,7 +181,7 @@ def silo_ledger(config: Config) -> None:
 
 @mix.command("run")
 def mix_run(config: Config) -> None:
-    """Serve as a mix until stopped (Ctrl-C or SIGTERM)."""
+    """Serve as a mix until stopped (Ctrl-C or SIGTERM).  CONFIG is this mix's mix.toml."""
     with failures():
         from silomix_shuffler.config import load
         from silomix_shuffler.run import run as run_mix
@@ -184,7 +193,8 @@ def mix_run(config: Config) -> None:
 def server_run(config: Config) -> None:
     """Run the configured study: SuperLink, coordinator, leases, until the model is there.
 
-    Run it again after an interruption and it goes on with the next round.
+    CONFIG is its server.toml.  Run it again after an interruption and it goes on with the next
+    round.
     """
     with failures():
         from silomix_server.config import load
@@ -196,22 +206,24 @@ def server_run(config: Config) -> None:
 @study.command("show")
 def study_show(study_file: StudyFile) -> None:
     """What a study asks, of whom, at which privacy; and its hash."""
-    from silomix_core.study import Study
+    from silomix_protocol.files import named, read_study
 
     from silomix.describe import describe_study
 
     with failures():
-        print(describe_study(Study.parse(_read(study_file))))
+        with named(study_file, Failure):
+            study = read_study(study_file)
+        print(describe_study(study))
 
 
 @consortium.command("init")
 def consortium_init(
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    silos: Annotated[int, typer.Option(min=2, max=200)] = 3,
-    mixes: Annotated[int, typer.Option(min=1, max=20)] = 2,
-    rounds: Annotated[int, typer.Option(min=1)] = 40,
-    epsilon: Annotated[float, typer.Option()] = 2.0,
-    delta: Annotated[float, typer.Option()] = 1e-6,
+    silos: Annotated[int, typer.Option(min=2, max=200, help="Hospitals.")] = 3,
+    mixes: Annotated[int, typer.Option(min=1, max=20, help="Mixes in the chain.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the study.")] = 40,
+    epsilon: Annotated[float, typer.Option(help="ε of every silo's transcript.")] = 2.0,
+    delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
 ) -> None:
     """Make folders for a server, mixes and silos, with keys, configurations and sample data."""
     from silomix.demo.run import DemoOptions, prepare
@@ -221,14 +233,15 @@ def consortium_init(
             silos=silos, mixes=mixes, rounds=rounds, epsilon=epsilon, delta=delta, out=folder
         )
         made, _ = prepare(options)
-        print(f"made {folder}; now, each in a terminal of its own:\n")
+        print(f"made {folder}; first each silo's operator looks and approves:\n")
         for path in made.silos:
             print(f"  silomix silo approve {path} {folder / 'study.toml'}")
-        print(f"  silomix server run {made.server}")
+        print("\nthen, each in a terminal of its own:\n")
         for path in made.mixes:
             print(f"  silomix mix run {path}")
         for path in made.silos:
             print(f"  silomix silo run {path}")
+        print(f"  silomix server run {made.server}")
 
 
 @contextmanager

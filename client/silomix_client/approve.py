@@ -18,6 +18,7 @@ from silomix_protocol.keys import (
     load_node_key,
     node_public_bytes,
 )
+from silomix_protocol.tls import Identity
 
 from silomix_client.config import SiloConfig
 from silomix_client.errors import BadRecords, NotApproved
@@ -86,6 +87,7 @@ def _check_study(study: Study) -> None:
 
 
 def _check_keys(config: SiloConfig, own: Silo) -> None:
+    Identity.load(config.name, config.folder)  # a certificate that cannot be read is found now
     sign_key = SigningKey.load(config.folder / "sign.key").public
     node_key = node_public_bytes(load_node_key(config.folder / "node.key"))
     if sign_key != own.sign_key:

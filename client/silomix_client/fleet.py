@@ -165,7 +165,7 @@ def join_fleet(
             try:
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
             except httpx.HTTPError:
-                logs.warning("deactivation_failed")
+                logs.event("server_gone")  # it ended first: nothing is left to deactivate
 
 
 def _activate(client: FleetHttpClient, public_key: bytes, memory: Path) -> int:

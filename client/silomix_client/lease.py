@@ -149,6 +149,9 @@ class LeaseHolder:
             self._note_missing(self._waiting[0])  # that round was never closed
             if self._neglected:
                 return
+        if not await self._mix_is_there():
+            logs.warning("mix_unreachable", mix=self._study.mixes[0].name, round=descriptor.round)
+            return  # nothing was computed, nothing charged
         report = self._desk.answer(descriptor, query)
         progress.answered += 1
         self._waiting = (descriptor, report)
@@ -174,6 +177,13 @@ class LeaseHolder:
         except TimeoutError:
             self._submit = None
             logs.warning("submit_failed", round=descriptor.round, reason="no receipt in time")
+
+    async def _mix_is_there(self) -> bool:
+        try:
+            await asyncio.wait_for(self._mix_channel.channel_ready(), _CONNECT_S)
+        except TimeoutError:
+            return False
+        return True
 
     def _connect_to_mix(self) -> "SubmitCall":
         """The stream to the first mix; an open one tells it that this silo is there."""

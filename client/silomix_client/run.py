@@ -1,6 +1,8 @@
 """`silomix silo run`: a silo's process, from its folder to leases, until it is told to stop."""
 
 import asyncio
+import fcntl
+import os
 import signal
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -36,11 +38,22 @@ def run(config: SiloConfig) -> None:
     asyncio.run(_Process(config).run())
 
 
+def _lock(config: SiloConfig) -> int:
+    """Held as long as the process lives: one silo, one process."""
+    descriptor = os.open(config.state, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as busy:
+        raise SiloError(f"{config.name} is already running from {config.folder}") from busy
+    return descriptor
+
+
 class _Process:
     """What lives as long as the process: ledger, keys, one lease holder per study."""
 
     def __init__(self, config: SiloConfig) -> None:
         self._config = config
+        self._lock = _lock(config)
         self._ledger = Ledger(config.state, config.policy.lifetime)
         self._identity = Identity.load(config.name, config.folder)
         self._sign_key = SigningKey.load(config.folder / "sign.key")
@@ -54,7 +67,10 @@ class _Process:
             loop.add_signal_handler(number, self._stop.set)
         approvals = self._ledger.approvals()
         if not approvals:
-            raise NotApproved("no study is approved; run: silomix silo approve STUDY.toml")
+            config = self._config.folder / "silo.toml"
+            raise NotApproved(
+                f"no study is approved; run: silomix silo approve {config} STUDY.toml"
+            )
         addresses = {entry.study.server.fleet_address for entry in approvals}
         for entry in approvals:
             self._prepare(entry)
@@ -80,16 +96,18 @@ class _Process:
 
     async def _serve(self, address: str) -> None:
         """Stay a node of the fleet at `address`, joining again after interruptions."""
-        pause, refusals = _CONNECT_PAUSE_S[0], 0
+        pause, refusals, waiting = _CONNECT_PAUSE_S[0], 0, False
         while not self._stop.is_set():
             try:
                 with ExitStack() as stack:
                     node = await self._join(stack, address)
                     logs.event("silo_ready", server=address)
-                    pause, refusals = _CONNECT_PAUSE_S[0], 0
+                    pause, refusals, waiting = _CONNECT_PAUSE_S[0], 0, False
                     await self._take_leases(node, address)
             except FleetUnreachable as error:
-                logs.warning("server_unreachable", server=address, reason=error)
+                if not waiting:
+                    logs.warning("waiting_for_server", server=address, reason=error)
+                waiting = True
             except FleetRefused as error:
                 refusals += 1
                 logs.warning("server_refused", server=address, reason=error)

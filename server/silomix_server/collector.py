@@ -1,5 +1,6 @@
 """Fetching a batch from the last mix and opening it: from sealed reports to one integer sum."""
 
+import asyncio
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -19,6 +20,7 @@ from silomix_protocol.tls import Identity
 from silomix_server.journal import ClosedRound
 
 _MARGIN_S = 5.0
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,14 @@ class Collector:
         hops = len(study.mixes)
         self._sealed_bytes = onion_bytes(report_bytes(mechanism), hops, hops)
         self._timeout_s = chain_wait_s(study.batching.deadline_s, hops) + _MARGIN_S
+
+    async def reachable(self) -> bool:
+        """Whether the last mix answers."""
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), _CONNECT_S)
+        except TimeoutError:
+            return False
+        return True
 
     async def collect(self, descriptor: Descriptor) -> Collected:
         """Wait for the round's batch; a lost or broken one is a void round."""

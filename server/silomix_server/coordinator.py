@@ -5,7 +5,6 @@ it, gives the mean to the algorithm.  Leases bound how many rounds one Flower me
 between them membership is read anew.
 """
 
-import json
 import secrets
 import time
 
@@ -27,14 +26,13 @@ from silomix_server.errors import StudyFailed
 from silomix_server.holdout import Holdout
 from silomix_server.journal import ClosedRound, Journal
 from silomix_server.leases import Lease, LeaseOffice
+from silomix_server.results import append_progress, save_model
 
-_FOLLOW_S = 30.0  # from a lease's message to all its silos on the channel
+_FOLLOW_S = 20.0  # from a lease's message to all its silos on the channel
 _REJOIN_S = 10.0  # how long to wait when too few silos follow
 _REPLY_S = 15.0
 _VOID_LIMIT = 3  # void rounds in a row: they cost the silos budget and bring nothing
 _RENEW = 0.8  # a lease is renewed after this part of its deadline
-PROGRESS = "progress.jsonl"
-MODEL = "model.npz"
 
 
 async def run_study(config: ServerConfig, grid: Grid) -> None:
@@ -45,12 +43,7 @@ async def run_study(config: ServerConfig, grid: Grid) -> None:
     finally:
         await coordinator.close()
     study = config.study
-    np.savez(
-        config.state / MODEL,
-        weights=model,
-        columns=np.array([*study.task.columns, "(bias)"]),
-        study=np.array(study.identity.hex()),
-    )
+    save_model(config.state, study, model)
     logs.event("study_completed", study=study.short_id, rounds=study.rounds)
 
 
@@ -154,8 +147,7 @@ class Coordinator:
         }
         if self._holdout is not None:  # of the model before this round's step
             line |= self._holdout.score(query.model)
-        with (self._config.state / PROGRESS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_progress(self._config.state, line)
         logs.event("round_closed", round=number, accepted=collected.result.reports, asked=asked)
 
     # Leases -------------------------------------------------------------------------------------
@@ -172,11 +164,25 @@ class Coordinator:
         if len(followers) < minimum:
             raise StudyFailed(
                 f"only {len(followers)} silos are connected and a batch needs {minimum}; "
+                f"{await self._refusals()}"
                 "start the missing silos and run the server again to go on"
             )
         if self._lease is not None:
             self._gone = self._lease.silos - followers
         return followers
+
+    async def _refusals(self) -> str:
+        """What silos that left the lease said, if they did."""
+        if self._lease is None:
+            return ""
+        replies = await self._office.replies(self._lease, len(self._lease.silos), 1.0)
+        refused = sorted(reply["silo"] for reply in replies if reply.get("ending") == "refused")
+        if not refused:
+            return ""
+        return (
+            f"{', '.join(refused)} refused: is study {self._study.short_id} the one that they "
+            "approved (silomix study show)? Then "
+        )
 
     async def _next_lease(self) -> None:
         await self._close_lease("the lease is used up")
@@ -187,6 +193,12 @@ class Coordinator:
             raise StudyFailed(
                 f"only {len(nodes)} of {len(self._study.silos)} silos are online after "
                 f"{config.wait_for_silos_s:g} s and a batch needs {minimum}"
+            )
+        if not await self._collector.reachable():
+            mix = self._study.mixes[-1]
+            raise StudyFailed(
+                f"{mix.name} ({mix.address}) does not answer; no silo was asked and no budget "
+                "spent; start it (silomix mix run) and run the server again"
             )
         identity = secrets.token_hex(8)
         self._channel.open_lease(identity)

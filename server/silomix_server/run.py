@@ -2,6 +2,7 @@
 
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,12 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from silomix_protocol import logs
-from silomix_protocol.keys import write_secret
+from silomix_protocol.keys import SealKey, SigningKey, write_secret
+from silomix_protocol.tls import Identity
 
 from silomix_server.children import end, spawn
-from silomix_server.config import ServerConfig
+from silomix_server.config import ServerConfig, split_address
 from silomix_server.errors import ServerError, StartFailed, StudyFailed
 from silomix_server.flower_run import FlowerRuns
+from silomix_server.results import MODEL, finished_model, progress
 
 _START_S = 60.0
 _POLL_S = 0.2
@@ -29,9 +32,27 @@ class Interrupted(ServerError):
 def run(config: ServerConfig) -> None:
     """Run the configured study to its end; raises ServerError when it does not get there."""
     logs.configure(config.name)
+    if (model := finished_model(config)) is not None:
+        logs.event("study_already_complete", study=config.study.short_id, model=model)
+        return
+    _check_before_start(config)
     make_secrets(config)
     with _stoppable(), _child(config, "superlink") as superlink, _child(config, "serverapp") as app:
         _run_study(config, {"superlink": superlink, "serverapp": app})
+
+
+def _check_before_start(config: ServerConfig) -> None:
+    """Find now what would otherwise end a child process later."""
+    Identity.load(config.name, config.folder)
+    SigningKey.load(config.folder / "sign.key")
+    SealKey.load(config.folder / "seal.key")
+    for address in (config.fleet_listen, config.channel_listen, config.control_listen):
+        host, port = split_address(address)
+        try:
+            with socket.create_server((host, port)):
+                pass
+        except OSError as error:
+            raise StartFailed(f"cannot listen on {address}: {error.strerror}") from error
 
 
 def make_secrets(config: ServerConfig) -> None:
@@ -46,9 +67,9 @@ def _run_study(config: ServerConfig, children: dict[str, subprocess.Popen[bytes]
     try:
         _wait_until_ready(runs, children, config)
         runs.register(config.study)
-        logs.event("silos_registered", silos=len(config.study.silos))
+        logs.event("keys_registered", silos=len(config.study.silos))
         run_id = runs.start(config.state / "app", config.path)
-        logs.event("run_started", run=run_id)
+        logs.event("run_started", run=run_id, waiting_for_silos_s=config.wait_for_silos_s)
         try:
             _watch(runs, run_id, children, config)
         except Interrupted:
@@ -76,16 +97,31 @@ def _watch(
     children: dict[str, subprocess.Popen[bytes]],
     config: ServerConfig,
 ) -> None:
+    shown = len(progress(config.state))
     patience = _UNFINISHED_S  # for the last words of a coordinator that has ended
     while not (status := runs.status(run_id)).finished:
         if children["superlink"].poll() is not None or patience < 0:
             _check_children(children, config)
         if children["serverapp"].poll() is not None:
             patience -= _POLL_S
+        shown = _show_progress(config, shown)
         time.sleep(_POLL_S)
+    _show_progress(config, shown)
     if not status.completed:
         raise StudyFailed(_plain(status.details))
-    logs.event("run_completed", run=run_id)
+    logs.event("run_completed", run=run_id, model=config.state / MODEL)
+
+
+def _show_progress(config: ServerConfig, shown: int) -> int:
+    """A line about the latest round, if there is a new one; how many rounds there are."""
+    lines = progress(config.state)
+    if len(lines) > shown:
+        last = {key: lines[-1][key] for key in ("accepted", "asked", "error") if key in lines[-1]}
+        logs.event("progress", round=lines[-1]["round"], of=config.study.rounds, **last)
+        void = [line["round"] for line in lines[shown:] if line["void"]]
+        if void:
+            logs.warning("rounds_void", rounds=",".join(map(str, void)))
+    return len(lines)
 
 
 def _check_children(children: dict[str, subprocess.Popen[bytes]], config: ServerConfig) -> None:
@@ -120,7 +156,9 @@ def _stoppable() -> Iterator[None]:
     """SIGTERM and SIGINT end the study in an orderly way."""
 
     def interrupt(number: int, _frame: object) -> None:
-        raise Interrupted(f"stopped by {signal.Signals(number).name}")
+        raise Interrupted(
+            f"stopped by {signal.Signals(number).name}; run it again to go on with the next round"
+        )
 
     previous = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGINT)}
     try:

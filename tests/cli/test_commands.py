@@ -207,7 +207,7 @@ def test_study_show_of_something_else_is_one_line(consortium: Consortium) -> Non
     path = consortium.folder / "study.toml"
     path.write_bytes(study_file(consortium).replace(b"rounds = 5", b'rounds = "many"'))
     message = one_line_error(silomix("study", "show", path))
-    assert message == "algorithm.rounds: expected a whole number, got 'many'"
+    assert message.endswith("study.toml: algorithm.rounds: expected a whole number, got 'many'")
 
 
 # Help --------------------------------------------------------------------------------------------

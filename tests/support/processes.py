@@ -1,6 +1,5 @@
 """Real processes in tests: started in their own folder, waited for, ended whatever happens."""
 
-import json
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from silomix.demo.processes import Process, Processes, Role
 from silomix_client.approve import approve, review
 from silomix_client.config import load as load_silo
 from silomix_client.ledger import Ledger, Spending
+from silomix_server import results
 
 LIMIT_S = 60.0
 
@@ -89,9 +89,7 @@ def server_logs(made: Consortium) -> list[Path]:
 
 
 def progress(made: Consortium) -> list[dict[str, float]]:
-    path = made.server.parent / "state" / "progress.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    return results.progress(made.server.parent / "state")
 
 
 def spending(made: Consortium) -> list[Spending]:

@@ -70,7 +70,8 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         "--epsilon 0": "epsilon",
         "--delta 2": "delta",
         "--algorithm magic": "noisy-mb-sgd",
-        "--minimum-batch 9 --silos 5": "silos",
+        "--minimum-batch 9 --silos 5": "there are only 5 silos",
+        "--json nowhere/out.json": "no such folder",
     }
     for arguments, hint in cases.items():
         ended = silomix("demo", "--plain", *arguments.split(), cwd=tmp_path)
@@ -87,6 +88,17 @@ def test_a_folder_that_is_not_a_demos_is_left_alone(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "not empty" in ended.stderr
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_a_consortium_is_never_overwritten(tmp_path: Path) -> None:
+    made = silomix("consortium", "init", "mine", "--silos", "2", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    key = (tmp_path / "mine" / "silo-1" / "sign.key").read_bytes()
+    for again in (("consortium", "init", "mine"), ("demo", "--plain", "--out", "mine")):
+        ended = silomix(*again, cwd=tmp_path)
+        assert ended.returncode == 1
+        assert "not empty" in ended.stderr
+    assert (tmp_path / "mine" / "silo-1" / "sign.key").read_bytes() == key
 
 
 def test_ctrl_c_ends_everything_and_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 from silomix.consortium import Consortium
 from support.consortia import make_consortium
-from support.processes import approve_all, progress, running, server_logs, spending, wait_until
+from support.processes import (
+    approve_all,
+    progress,
+    running,
+    server_logs,
+    silomix,
+    spending,
+    wait_until,
+)
 
 
 def test_a_killed_silo_is_done_without_while_the_minimum_holds(tmp_path: Path) -> None:
@@ -108,6 +116,35 @@ def test_a_mix_that_is_gone_ends_the_study_before_the_budget_is_gone(tmp_path: P
     assert not (made.server.parent / "state" / "model.npz").exists()
     for entry in spending(made):
         assert entry.rounds <= len(progress(made)) < 40
+
+
+def test_without_mixes_no_silo_is_asked_and_nothing_is_spent(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=4)
+    approve_all(made)
+    with running(made) as system:
+        for mix in system.mixes:
+            os.kill(mix.child.pid, signal.SIGKILL)
+        assert system.server_status() == 1
+        said = system.server.log.read_text()
+    assert "mix-2 (127.0.0.1:" in said
+    assert "does not answer; no silo was asked" in said
+    assert [entry.rounds for entry in spending(made)] == [0, 0, 0]
+
+
+def test_a_finished_study_is_not_run_again_and_two_silos_do_not_share_a_folder(
+    tmp_path: Path,
+) -> None:
+    made = make_consortium(tmp_path / "c", rounds=3)
+    approve_all(made)
+    with running(made) as system:
+        assert system.server_status() == 0, system.all_logs()
+        second = silomix("silo", "run", str(made.silos[0]), cwd=tmp_path)
+        assert second.returncode == 1
+        assert "silo-1 is already running" in second.stderr
+    again = silomix("server", "run", str(made.server), cwd=tmp_path)
+    assert again.returncode == 0
+    assert "study_already_complete" in again.stderr
+    assert len(progress(made)) == 3
 
 
 def test_a_dead_coordinator_is_noticed_and_named(tmp_path: Path) -> None:

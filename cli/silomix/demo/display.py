@@ -89,18 +89,21 @@ def _study_panel(moment: Moment) -> Panel:
 
 
 def _process_table(moment: Moment) -> Table:
-    table = Table(expand=False, box=None, padding=(0, 2))
-    for heading in ("process", "pid", "state", "last event", "ε spent"):
-        table.add_column(heading, no_wrap=True)
+    table = Table(expand=True, box=None, padding=(0, 1))
+    table.add_column("process", no_wrap=True, min_width=8)
+    table.add_column("state", no_wrap=True, min_width=7)
+    table.add_column("ε spent", no_wrap=True, min_width=7)
+    table.add_column("pid", no_wrap=True, min_width=6)
+    table.add_column("last event", no_wrap=True, ratio=1, overflow="ellipsis")
     for process in moment.processes:
         style = "" if process.state == "running" else "red"
         spent = moment.epsilon_spent.get(process.name)
         table.add_row(
             process.name,
-            str(process.child.pid),
             Text(process.state, style=style),
-            process.last_event()[:60],
             f"{spent:.3f}" if process.role is Role.SILO and spent is not None else "",
+            str(process.child.pid),
+            process.last_event(),
         )
     return table
 

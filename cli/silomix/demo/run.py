@@ -1,6 +1,7 @@
 """`silomix demo`: one person plays all parties of a consortium, with real processes throughout."""
 
-import json
+import fcntl
+import os
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from silomix_client.ledger import Ledger
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.mechanism import ADJACENCY, PrivacyTarget
 from silomix_core.study import Study
+from silomix_server.results import progress
 
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.data import load
@@ -96,9 +98,15 @@ def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
     if options.minimum > options.silos:
-        raise DemoFailed(f"a batch of {options.minimum} needs more than {options.silos} silos")
+        raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.silos} silos")
     data = load(options.data, options.label, options.silos, options.seed)
-    _make_room(options.out)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        reason = problem.strerror
+        raise DemoFailed(f"cannot make {options.out}: {reason}; choose another folder") from problem
+    if any(options.out.iterdir()):
+        raise DemoFailed(f"{options.out} is not empty (keys and ledgers?); choose another folder")
     ports = free_ports(3 + options.mixes)
     fleet, channel, control, *mixes = (f"127.0.0.1:{port}" for port in ports)
     choices = StudyChoices(
@@ -123,12 +131,22 @@ def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
     write_csv(data.holdout, data.task, made.server.parent / "holdout.csv")
     for config, records in zip(made.silos, data.silos, strict=True):
         write_csv(records, data.task, config.parent / "data.csv")
-    (options.out / MARKER).touch()
     return made, data
 
 
 def _run(options: DemoOptions, console: Console, started: float) -> Summary:
+    if options.json is not None and not options.json.resolve().parent.is_dir():
+        raise DemoFailed(f"--json {options.json}: there is no such folder")
+    _make_room(options.out)
     made, data = prepare(options)
+    (options.out / MARKER).touch()
+    with _locked(options.out):
+        return _run_consortium(options, made, data, console, started)
+
+
+def _run_consortium(
+    options: DemoOptions, made: Consortium, data: DemoData, console: Console, started: float
+) -> Summary:
     console.print(f"{data.name}: {data.describes}")
     logs = options.out / "logs"
     logs.mkdir()
@@ -169,7 +187,7 @@ def _moment(made: Consortium, processes: Processes, seconds: float) -> Moment:
     return Moment(
         seconds=seconds,
         rounds=made.study.rounds,
-        progress=_progress(made),
+        progress=progress(made.server.parent / "state"),
         processes=processes.running,
         epsilon_spent=spent,
         epsilon=made.study.target.epsilon,
@@ -189,10 +207,10 @@ def _finish(
     shutil.copy(state / "model.npz", options.out / "model.npz")
     for log in ("superlink.log", "serverapp.log"):
         shutil.copy(state / log, options.out / "logs" / log)
-    progress = _progress(made)
-    write_metrics(progress, options.out / "rounds.csv")
+    rounds = progress(made.server.parent / "state")
+    write_metrics(rounds, options.out / "rounds.csv")
     now = datetime.now(UTC).timestamp()
-    first = now - float(progress[0]["closed_at"])
+    first = now - float(rounds[0]["closed_at"])
     summary = Summary(
         test_error=error(weights, data.holdout, data.task),
         pooled_error=pooled_error(data),
@@ -202,11 +220,11 @@ def _finish(
         adjacency=ADJACENCY,
         protects_against=PROTECTS_AGAINST,
         ledgers=_ledgers(made),
-        rounds=len(progress),
-        rounds_void=sum(1 for line in progress if line["void"]),
-        reports_accepted=sum(int(line["accepted"]) for line in progress),
-        reports_dropped=sum(int(line["dropped"]) for line in progress),
-        seconds_per_round_median=_seconds_per_round(progress),
+        rounds=len(rounds),
+        rounds_void=sum(1 for line in rounds if line["void"]),
+        reports_accepted=sum(int(line["accepted"]) for line in rounds),
+        reports_dropped=sum(int(line["dropped"]) for line in rounds),
+        seconds_per_round_median=_seconds_per_round(rounds),
         seconds_to_first_round=round(time.monotonic() - started - first, 2),
         seconds_total=round(time.monotonic() - started, 2),
         peak_rss_mb=peaks,
@@ -214,18 +232,18 @@ def _finish(
         data=data.name,
         study=made.study.identity.hex(),
     )
-    draw(progress, summary, made.study, options.out / "study.png")
+    draw(rounds, summary, made.study, options.out / "study.png")
     (options.out / "summary.json").write_text(summary.to_json(), encoding="utf-8")
     if options.json is not None:
         options.json.write_text(summary.to_json(), encoding="utf-8")
     return summary
 
 
-def _seconds_per_round(progress: list[dict[str, float]]) -> float:
+def _seconds_per_round(rounds: list[dict[str, float]]) -> float:
     """Median time from one closed round to the next, everything in between included."""
-    closed = [line["closed_at"] for line in progress]
+    closed = [line["closed_at"] for line in rounds]
     between = [later - earlier for earlier, later in pairwise(closed)]
-    return round(statistics.median(between or [progress[0]["seconds"]]), 6)
+    return round(statistics.median(between or [rounds[0]["seconds"]]), 6)
 
 
 def _ledgers(made: Consortium) -> list[LedgerLine]:
@@ -249,14 +267,6 @@ def _ledger_line(config: Path, study: Study) -> LedgerLine:
     )
 
 
-def _progress(made: Consortium) -> list[dict[str, float]]:
-    path = made.server.parent / "state" / "progress.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 MARKER = ".silomix-demo"
 
 
@@ -265,7 +275,23 @@ def _make_room(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARKER).exists():
             raise DemoFailed(f"{folder} is not empty and not an earlier demo; choose another --out")
-        shutil.rmtree(folder)
+        with _locked(folder):
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Nobody else runs a demo in this folder meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as busy:
+        raise DemoFailed(
+            f"another demo is running in {folder}; wait for it, or choose another --out"
+        ) from busy
+    finally:
+        os.close(descriptor)
 
 
 def free_ports(count: int) -> list[int]:

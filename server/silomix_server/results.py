@@ -1,0 +1,46 @@
+"""What a study leaves in the server's state folder: a line per round, and the model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from silomix_core.study import Study
+
+from silomix_server.config import ServerConfig
+
+PROGRESS = "progress.jsonl"
+MODEL = "model.npz"
+
+
+def append_progress(state: Path, line: dict[str, object]) -> None:
+    with (state / PROGRESS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def progress(state: Path) -> list[dict[str, float]]:
+    """Every round so far; a line that is still being written is left out."""
+    try:
+        text = (state / PROGRESS).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def save_model(state: Path, study: Study, model: NDArray[np.float64]) -> None:
+    """Weights in the order of `columns`, for features scaled as the study says."""
+    np.savez(
+        state / MODEL,
+        weights=model,
+        columns=np.array([*study.task.columns, "(bias)"]),
+        study=np.array(study.identity.hex()),
+    )
+
+
+def finished_model(config: ServerConfig) -> Path | None:
+    """Where the model of the configured study is, if it was finished before."""
+    path = config.state / MODEL
+    if not path.exists():
+        return None
+    with np.load(path) as saved:
+        return path if str(saved["study"]) == config.study.identity.hex() else None
