@@ -264,7 +264,8 @@ def test_a_server_without_silos_says_how_many_are_missing(tmp_path: Path) -> Non
 
 def _run_id(log: Path) -> int:
     line = next(line for line in log.read_text().splitlines() if "run_started" in line)
-    return int(line.rpartition("run=")[2])
+    (run,) = (word for word in line.split() if word.startswith("run="))
+    return int(run.removeprefix("run="))
 
 
 def _serverapp_log(made: Consortium) -> str:
