@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+from silomix.demo.run import MARKER
 from support.processes import silomix, wait_until
 
 
@@ -61,6 +62,16 @@ def test_breast_cancer_and_a_csv_file_run_too(tmp_path: Path) -> None:
         ended = silomix("demo", "--plain", *arguments.split(), cwd=tmp_path)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert "test error" in ended.stdout
+
+
+def test_bad_input_leaves_an_earlier_demo_alone(tmp_path: Path) -> None:
+    earlier = tmp_path / "silomix-demo"
+    earlier.mkdir()
+    (earlier / MARKER).touch()
+    (earlier / "summary.json").write_text("{}")
+    for arguments in ("--data nowhere.csv --label y", "--epsilon 0", "--json nowhere/out.json"):
+        assert silomix("demo", "--plain", *arguments.split(), cwd=tmp_path).returncode == 1
+        assert (earlier / "summary.json").read_text() == "{}"
 
 
 def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path: Path) -> None:

@@ -92,6 +92,12 @@ def run_demo(options: DemoOptions) -> int:
 
 def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
     """Folders, keys, certificates, data and the study file of a consortium on this machine."""
+    target, data = _inputs(options)
+    return _create(options, target, data), data
+
+
+def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
+    """The privacy target and the data; whatever is wrong is found before anything is written."""
     try:
         algorithm(options.algorithm)
         target = PrivacyTarget(options.epsilon, options.delta)
@@ -99,7 +105,10 @@ def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
         raise DemoFailed(str(bad)) from bad
     if options.minimum > options.silos:
         raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.silos} silos")
-    data = load(options.data, options.label, options.silos, options.seed)
+    return target, load(options.data, options.label, options.silos, options.seed)
+
+
+def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Consortium:
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -131,14 +140,15 @@ def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
     write_csv(data.holdout, data.task, made.server.parent / "holdout.csv")
     for config, records in zip(made.silos, data.silos, strict=True):
         write_csv(records, data.task, config.parent / "data.csv")
-    return made, data
+    return made
 
 
 def _run(options: DemoOptions, console: Console, started: float) -> Summary:
     if options.json is not None and not options.json.resolve().parent.is_dir():
         raise DemoFailed(f"--json {options.json}: there is no such folder")
+    target, data = _inputs(options)
     _make_room(options.out)
-    made, data = prepare(options)
+    made = _create(options, target, data)
     (options.out / MARKER).touch()
     with _locked(options.out):
         return _run_consortium(options, made, data, console, started)
