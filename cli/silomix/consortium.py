@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from silomix_core.mechanism import PrivacyTarget
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.study import Study
 from silomix_core.task import Task
 from silomix_protocol.certificates import Authority

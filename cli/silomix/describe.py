@@ -1,6 +1,13 @@
-"""A study in plain language, for the person who has to say yes or no."""
+"""A study and a ledger in plain language, for the person who has to say yes or no."""
 
+from silomix_client.config import EVERYBODY, SiloConfig
+from silomix_client.entries import Approval, Total
+from silomix_client.ledger import Ledger
+from silomix_core.accounting.events import ADJACENCY, Scheme
+from silomix_core.mechanism import Mechanism
 from silomix_core.study import Study
+
+AGAINST = "one record replaced; holds against server, mixes and all other silos"
 
 
 def describe_study(study: Study) -> str:
@@ -12,15 +19,101 @@ def describe_study(study: Study) -> str:
         f"study            {study.name}",
         f"identity         {study.identity.hex()}",
         f"learns           {study.task.label} ({study.task.loss.value}) from {shown}{more}",
-        f"algorithm        {study.algorithm}, {study.rounds} rounds",
+        f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}",
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records",
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
         f"a batch has at least {study.batching.minimum} reports",
         f"server           {study.server.fleet_address} and {study.server.channel_address}",
-        f"privacy          epsilon {study.target.epsilon:g}, delta {study.target.delta:g} for the "
-        "smallest silo's whole transcript,",
-        "                 one record replaced; holds against server, mixes and all other silos",
-        f"noise            standard deviation {mechanism.sigma:.4g} on each of "
+        f"privacy          epsilon {study.target.epsilon:g}, delta {study.target.delta:g} for "
+        "every silo's whole transcript" + _exceptions(study) + ",",
+        f"                 {AGAINST}",
+        f"noise            standard deviation {_noise(mechanism)} on each of "
         f"{mechanism.dimension} coordinates (clip {study.clip:g})",
     ]
     return "\n".join(lines)
+
+
+def describe_ledger(ledger: Ledger, config: SiloConfig) -> str:
+    """Every study's line, and every population's total."""
+    lines = [line for each in ledger.approvals() for line in _study_lines(ledger, each)]
+    for population in config.policy.budgets:
+        total = ledger.total(population)
+        lines.append(f"{_population(population)}: {_spent(total)}")
+    lines.append(f"({ADJACENCY}: {AGAINST})")
+    return "\n".join(lines)
+
+
+def ledger_figures(ledger: Ledger, config: SiloConfig) -> dict[str, object]:
+    """The same for programs."""
+    studies = []
+    for approval in ledger.approvals():
+        spent, target = ledger.spending(approval.study.identity), approval.participant.target
+        studies.append(
+            {
+                "study": approval.study.identity.hex(),
+                "name": approval.study.name,
+                "population": approval.population,
+                "closed": approval.closed,
+                "rounds": approval.study.rounds,
+                "rounds_answered": spent.rounds,
+                "epsilon_spent": spent.epsilon(target.delta),
+                "epsilon_reserved": approval.mechanism.epsilon(approval.participant),
+                "epsilon": target.epsilon,
+                "delta": target.delta,
+            }
+        )
+    totals = {
+        name: {
+            "epsilon_spent": ledger.total(name).epsilon(),
+            "epsilon": budget.target.epsilon,
+            "delta": budget.target.delta,
+            "accountant": budget.accountant.value,
+        }
+        for name, budget in config.policy.budgets.items()
+    }
+    return {"adjacency": ADJACENCY, "against": AGAINST, "studies": studies, "populations": totals}
+
+
+def _study_lines(ledger: Ledger, approval: Approval) -> list[str]:
+    study, target = approval.study, approval.participant.target
+    spent = ledger.spending(study.identity)
+    reserved = approval.mechanism.epsilon(approval.participant)
+    state = "closed" if approval.closed else f"reserved {reserved:.4f}"
+    return [
+        f"study {study.short_id} {study.name}: {spent.rounds} of {study.rounds} rounds, "
+        f"epsilon {spent.epsilon(target.delta):.4f} spent, {state}, of {target.epsilon:g} "
+        f"at delta {target.delta:g}"
+    ]
+
+
+def _spent(total: Total) -> str:
+    target = total.budget.target
+    return (
+        f"epsilon {total.epsilon():.4f} of {target.epsilon:g} at delta {target.delta:g}, "
+        f"{total.rounds} rounds, {total.budget.accountant.value} accountant"
+    )
+
+
+def _population(name: str) -> str:
+    return "all studies" if name == EVERYBODY else f"population {name}"
+
+
+def _batches(mechanism: Mechanism) -> str:
+    parts = ""
+    if len(mechanism.phases) > 1:
+        parts += f" in {len(mechanism.phases)} phases of different records"
+    if mechanism.batch.scheme is not Scheme.FULL:
+        parts += f", {mechanism.batch.scheme.value} batches of {100 * mechanism.batch.ratio:g} %"
+    return parts
+
+
+def _exceptions(study: Study) -> str:
+    own = sum(1 for silo in study.silos if silo.target is not None)
+    return f" ({own} silos have their own)" if own else ""
+
+
+def _noise(mechanism: Mechanism) -> str:
+    scales = [mechanism.sigma(phase) for phase in range(len(mechanism.phases))]
+    if min(scales) == max(scales):
+        return f"{scales[0]:.4g}"
+    return f"{min(scales):.4g} to {max(scales):.4g}"

@@ -11,17 +11,20 @@ from hashlib import sha256
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
+from silomix_core.batches import draw, partition
 from silomix_core.losses import loss
 from silomix_core.noise import RandomBytes, discrete_gaussian
 from silomix_core.report import encode_report
 from silomix_core.update import ClippedSum, Records, to_grid
 from silomix_proto import round_pb2
+from silomix_protocol import logs
 from silomix_protocol.descriptor import Descriptor
 from silomix_protocol.onion import Sealer
 
+from silomix_client.entries import Approval
 from silomix_client.errors import RefusedQuery
-from silomix_client.keystream import fresh_keystream
-from silomix_client.ledger import Approval, Ledger, StoredReport
+from silomix_client.keystream import fresh_keystream, stream_of
+from silomix_client.ledger import Ledger, StoredReport
 
 
 class StudyDesk:
@@ -38,13 +41,12 @@ class StudyDesk:
     ) -> None:
         self.study = approval.study
         self._name = name
+        self._approval = approval
         self._ledger = ledger
         self._clock = clock
         self._keystream = keystream
-        self._mechanism = self.study.mechanism()
-        self._records = len(records)
-        self._event = self._mechanism.event(self._records)
-        self._clipped_sum = ClippedSum(records, loss(self.study.task.loss), self.study.clip)
+        self._mechanism = approval.mechanism
+        self._sums = _sums_by_phase(approval, records)
         self._sealer = Sealer(self.study)
 
     def answer(self, descriptor: Descriptor, query: bytes) -> StoredReport:
@@ -53,19 +55,26 @@ class StudyDesk:
         stored = self._ledger.stored(self.study, descriptor.round, descriptor.digest)
         if stored is not None:
             return stored
-        self._ledger.check(self.study, descriptor.round, self._event)
-        report = self._report(point)
+        self._ledger.check(self._approval, descriptor.round)
+        report = self._report(point, self._mechanism.phase_of(descriptor.round))
         onion, inner = self._sealer.seal(report, descriptor.digest)
         stored = StoredReport(onion, sha256(inner).digest())
-        self._ledger.charge(
-            self.study, descriptor.round, descriptor.digest, self._event, stored, self._clock()
+        entry = self._ledger.charge(
+            self._approval, descriptor.round, descriptor.digest, stored, self._clock()
         )
+        logs.event("round_charged", round=descriptor.round, entry=entry.number, head=entry.short)
         return stored
 
-    def _report(self, point: NDArray[np.float64]) -> bytes:
-        mean = to_grid(self._clipped_sum.at(point), self._records, self._mechanism)
-        mean += discrete_gaussian(self._mechanism.dimension, self._keystream())
-        return encode_report(mean, self._mechanism)
+    def _report(self, point: NDArray[np.float64], phase: int) -> bytes:
+        mechanism, random_bytes = self._mechanism, self._keystream()
+        clipped_sum = self._sums[phase]
+        batch = draw(mechanism.batch, len(clipped_sum), random_bytes)
+        mean = to_grid(
+            clipped_sum.at(point, batch),
+            mechanism.units_per_sum(self._approval.participant, phase),
+        )
+        mean += discrete_gaussian(mechanism.dimension, random_bytes)
+        return encode_report(mean, mechanism)
 
     def _point(self, descriptor: Descriptor, query: bytes) -> NDArray[np.float64]:
         """The point that is asked about, if the descriptor covers it and it lies in W."""
@@ -87,3 +96,17 @@ class StudyDesk:
         if not (np.abs(point).max() <= radius and np.linalg.norm(point) <= radius):
             raise RefusedQuery("the point lies outside the study's ball")
         return point
+
+
+def _sums_by_phase(approval: Approval, records: Records) -> list[ClippedSum]:
+    """For each phase, the sum over its own records: the split that was drawn at approval."""
+    study, phases = approval.study, approval.mechanism.phases
+    if len(phases) == 1 and phases[0].share == 1:
+        return [ClippedSum(records, loss(study.task.loss), study.clip)]
+    rows = partition(len(records), phases, stream_of(approval.partition))
+    return [
+        ClippedSum(
+            Records(records.features[part], records.labels[part]), loss(study.task.loss), study.clip
+        )
+        for part in rows
+    ]

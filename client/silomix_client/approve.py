@@ -5,10 +5,12 @@ snapshot and reserves the budget.  Everything that can go wrong with data goes w
 only the operator sees it.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from silomix_core.mechanism import CalibrationImpossible
+from silomix_core.accounting.composition import CalibrationImpossible
+from silomix_core.mechanism import Participant
 from silomix_core.study import InvalidStudy, Silo, Study
 from silomix_core.update import Records
 from silomix_protocol.keys import (
@@ -20,8 +22,10 @@ from silomix_protocol.keys import (
 )
 from silomix_protocol.tls import Identity
 
-from silomix_client.config import SiloConfig
+from silomix_client.config import EVERYBODY, SiloConfig
+from silomix_client.entries import Approval
 from silomix_client.errors import BadRecords, NotApproved
+from silomix_client.keystream import KEY_BYTES
 from silomix_client.ledger import Ledger
 from silomix_client.records import read_records
 from silomix_client.snapshot import freeze
@@ -34,14 +38,16 @@ class Review:
     study: Study
     content: bytes
     records: Records
+    participant: Participant
+    population: str
 
     @property
     def epsilon(self) -> float:
-        """This silo's own loss over the whole study, at the study's δ."""
-        return self.study.mechanism().epsilon(len(self.records), self.study.target.delta)
+        """This silo's own loss over the whole study, at the δ it was promised."""
+        return self.study.mechanism().epsilon(self.participant)
 
 
-def review(config: SiloConfig, content: bytes) -> Review:
+def review(config: SiloConfig, content: bytes, population: str = EVERYBODY) -> Review:
     """Check study, keys and data; nothing is written."""
     try:
         study = Study.parse(content)
@@ -51,39 +57,53 @@ def review(config: SiloConfig, content: bytes) -> Review:
     if own is None:
         raise NotApproved(f"the study does not name {config.name!r} among its silos")
     _check_keys(config, own)
-    _check_study(study)
-    records = read_records(config.data, study.task)
+    data = config.data_of(population)
+    participant = study.participant(own)
+    _check_study(study, participant)
+    records = read_records(data, study.task)
     if len(records) < config.policy.minimum_records:
         raise BadRecords(
-            f"{config.data}: {len(records)} records, your policy asks for at least "
+            f"{data}: {len(records)} records, your policy asks for at least "
             f"{config.policy.minimum_records}"
         )
     if len(records) != own.records:
         raise BadRecords(
-            f"{config.data}: {len(records)} records, the study says {own.records}; "
+            f"{data}: {len(records)} records, the study says {own.records}; "
             "ask the study lead to correct it"
         )
-    return Review(study, content, records)
+    return Review(study, content, records, participant, population)
 
 
 def approve(config: SiloConfig, reviewed: Review, now: datetime) -> None:
     """Freeze the snapshot and record the approval."""
-    ledger = Ledger(config.state, config.policy.lifetime)
+    ledger = Ledger(config.state, config.policy)
+    approval = Approval(
+        study=reviewed.study,
+        silo=config.name,
+        snapshot=b"",
+        partition=os.urandom(KEY_BYTES),
+        population=reviewed.population,
+    )
     try:
-        ledger.reservation(reviewed.study, len(reviewed.records))  # refuse before anything changes
+        ledger.reserve(approval)  # refuse before anything changes
         snapshot = freeze(reviewed.records, reviewed.study.identity, config.state / "snapshots")
-        ledger.approve(reviewed.study, reviewed.content, snapshot, len(reviewed.records), now)
+        ledger.approve(replace(approval, snapshot=snapshot), reviewed.content, now)
     finally:
         ledger.close()
 
 
-def _check_study(study: Study) -> None:
+def _check_study(study: Study, participant: Participant) -> None:
     """Refuse now what would only fail when the first round comes."""
     try:
         check_public_keys(study)
-        study.mechanism()
+        epsilon = study.mechanism().epsilon(participant)
     except (UnusableKey, CalibrationImpossible) as error:
         raise NotApproved(f"the study cannot be run: {error}") from error
+    if not epsilon <= participant.target.epsilon * (1 + 1e-6):
+        raise NotApproved(
+            f"the study's noise gives this silo epsilon {epsilon:.4f}, not the "
+            f"{participant.target.epsilon:g} that it was promised"
+        )
 
 
 def _check_keys(config: SiloConfig, own: Silo) -> None:

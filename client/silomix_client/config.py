@@ -4,27 +4,45 @@ silo.toml                                policy.toml
     name = "silo-1"                          epsilon = 3.0          # lifetime, all studies together
     data = "data.csv"                        delta = 1e-6
     policy = "policy.toml"                   minimum_records = 50
+                                             accountant = "gaussian"  # or "renyi": any batches
 
 Relative paths start at silo.toml's folder, which also holds ca.crt, tls.crt, tls.key, sign.key,
 node.key and, in state/, the ledger, the snapshots and the stored reports.
+
+A silo has one budget.  Only where no *person* has records in two data sets may the policy give
+them budgets of their own, each a population with its own data:
+
+    [[populations]]
+    name = "children"
+    data = "children.csv"
+    epsilon = 2.0
+    delta = 1e-6
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from silomix_core.fields import InvalidField
-from silomix_core.mechanism import PrivacyTarget
+from silomix_core.accounting.budget import Accountant, Budget
+from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.fields import InvalidField, Table
 from silomix_protocol.files import named, read_table
 
 from silomix_client.errors import InvalidConfig
 
+EVERYBODY = ""  # the population of silo.toml's own data
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the operator allows, whatever anybody else asks."""
+    """What the operator allows, whatever anybody else asks.
 
-    lifetime: PrivacyTarget
-    minimum_records: int
+    `budgets` maps populations, disjoint in persons, to their lifetime budgets; `data` names the
+    files of those that are not silo.toml's own.
+    """
+
+    budgets: dict[str, Budget]
+    minimum_records: int = 1
+    data: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +59,14 @@ class SiloConfig:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    def data_of(self, population: str) -> Path:
+        if population == EVERYBODY:
+            return self.data
+        if population not in self.policy.data:
+            known = ", ".join(sorted(self.policy.data)) or "none"
+            raise InvalidConfig(f"your policy names no population {population!r}; it has {known}")
+        return self.folder / self.policy.data[population]
+
 
 def load(path: Path) -> SiloConfig:
     with named(path, InvalidConfig):
@@ -54,9 +80,23 @@ def load(path: Path) -> SiloConfig:
 def _policy(path: Path) -> Policy:
     with named(path, InvalidConfig):
         table = read_table(path)
-        epsilon, delta = table.number("epsilon"), table.number("delta")
+        accountant = Accountant(
+            table.choice("accountant", [each.value for each in Accountant], "gaussian")
+        )
+        budgets, data = {EVERYBODY: _budget(table, accountant)}, {}
         minimum = table.whole("minimum_records", 1)
         if minimum < 1:
             raise InvalidField("minimum_records must be at least 1")
+        for row in table.tables("populations") if table.has("populations") else ():
+            name = row.text("name")
+            if not name or name in budgets:
+                raise InvalidField(f"populations need different names, got {name!r} twice or empty")
+            budgets[name], data[name] = _budget(row, accountant), row.text("data")
+            row.finish()
         table.finish()
-        return Policy(table.build(lambda: PrivacyTarget(epsilon, delta)), minimum)
+        return Policy(budgets, minimum, data)
+
+
+def _budget(table: Table, accountant: Accountant) -> Budget:
+    epsilon, delta = table.number("epsilon"), table.number("delta")
+    return Budget(table.build(lambda: PrivacyTarget(epsilon, delta)), accountant)

@@ -23,3 +23,7 @@ class RefusedQuery(SiloError):
 
 class BudgetExhausted(SiloError):
     """Answering would exceed what the study or the operator's policy allows."""
+
+
+class LedgerBroken(SiloError):
+    """The ledger is not what this silo wrote: somebody changed it, or part of it was lost."""

@@ -4,61 +4,54 @@ One SQLite file.  A round is charged, and its sealed report stored, in one durab
 before the first byte leaves: a crash may waste budget, never overspend it, and a round that was
 answered is answered again with the same bytes only.
 
-The filter (design: "Ledger"): answer iff the events so far and this one stay inside the operator's
-lifetime (ε, δ) and inside the study's own.  Entries record what was done (μ², number of samples);
-ε is computed from them, never stored.
+What was done stands in a hash chain (`chain`) as events; ε is computed from them, never stored.
+The filter (design: "Ledger"): answer iff the losses so far and this one stay inside the operator's
+lifetime budget, where a study counts with the worst of its disjoint phases.  Approval reserves the
+whole study beforehand, so that an approved study is never cut short by another one.
 """
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from silomix_core.mechanism import PrivacyEvent, PrivacyTarget, epsilon_of, within
+from silomix_core.accounting.budget import NOTHING, Budget, Loss
+from silomix_core.accounting.events import PrivacyEvent
 from silomix_core.study import Study, StudyId
 from silomix_protocol.descriptor import RoundDigest
 
-from silomix_client.errors import BudgetExhausted, NotApproved, RefusedQuery
+from silomix_client import chain
+from silomix_client.config import Policy
+from silomix_client.entries import Approval, Spending, Total, approval_line, event_line, event_of
+from silomix_client.errors import BudgetExhausted, LedgerBroken, NotApproved, RefusedQuery
 from silomix_client.snapshot import write_durably
 
-_SCHEMA = """
+_SCHEMA = (
+    chain.SCHEMA
+    + """
 CREATE TABLE IF NOT EXISTS studies (
-    study BLOB PRIMARY KEY, content BLOB NOT NULL, snapshot BLOB NOT NULL,
-    records INTEGER NOT NULL, reserved_mu_squared REAL NOT NULL, reserved_samples INTEGER NOT NULL,
-    approved_at TEXT NOT NULL
+    study BLOB PRIMARY KEY, content BLOB NOT NULL, partition BLOB NOT NULL,
+    population TEXT NOT NULL,
+    approved INTEGER NOT NULL REFERENCES entries, closed INTEGER REFERENCES entries
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS charges (
+CREATE TABLE IF NOT EXISTS answers (
     study BLOB NOT NULL REFERENCES studies, round INTEGER NOT NULL, digest BLOB NOT NULL,
-    mu_squared REAL NOT NULL, samples INTEGER NOT NULL,
-    sealed BLOB NOT NULL, onion BLOB, file TEXT, charged_at TEXT NOT NULL,
+    entry INTEGER NOT NULL REFERENCES entries, sealed BLOB NOT NULL, onion BLOB, file TEXT,
     PRIMARY KEY (study, round)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tallies (
+    study BLOB NOT NULL REFERENCES studies, phase INTEGER NOT NULL, event TEXT NOT NULL,
+    count INTEGER NOT NULL, PRIMARY KEY (study, phase, event)
+) WITHOUT ROWID;
 """
+)
+_VERSION = 2
 _LARGEST_ROW = 64 * 1024  # larger onions live in files beside the database
-
-
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """A study that this silo may answer, with the snapshot that it was approved on."""
-
-    study: Study
-    snapshot: bytes
-    records: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spending:
-    """What the ledger says was spent: the events, and their ε at a δ."""
-
-    rounds: int
-    mu_squared: float
-    samples: int
-
-    def epsilon(self, delta: float) -> float:
-        return epsilon_of(self.mu_squared, self.samples, delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,63 +65,90 @@ class StoredReport:
 class Ledger:
     """The one writer of a silo's privacy record."""
 
-    def __init__(self, state: Path, lifetime: PrivacyTarget) -> None:
-        self._lifetime = lifetime
+    def __init__(self, state: Path, policy: Policy) -> None:
+        self._policy = policy
         self._reports = state / "reports"
         self._reports.mkdir(mode=0o700, exist_ok=True)
         path = state / "ledger.sqlite"
         path.touch(mode=0o600)
-        self._database = sqlite3.connect(path, isolation_level=None, timeout=30.0)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.executescript(_SCHEMA)
+        self.database = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+        self.database.execute("PRAGMA journal_mode=WAL")
+        self.database.execute("PRAGMA synchronous=FULL")
+        self._prepare(path)
 
     # Approvals ----------------------------------------------------------------------------------
 
-    def approve(
-        self, study: Study, content: bytes, snapshot: bytes, records: int, now: datetime
-    ) -> None:
+    def approve(self, approval: Approval, content: bytes, now: datetime) -> None:
         """Reserve the whole study's loss and remember the approval; refused beyond the policy."""
         with self._transaction():
-            reserved = self.reservation(study, records)
-            self._database.execute(
-                "INSERT INTO studies VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (study.identity, content, snapshot, records, *reserved, now.isoformat()),
+            self.reserve(approval)
+            entry = chain.append(self.database, approval_line(approval, now))
+            self.database.execute(
+                "INSERT INTO studies VALUES (?, ?, ?, ?, ?, NULL)",
+                (
+                    approval.study.identity,
+                    content,
+                    approval.partition,
+                    approval.population,
+                    entry.number,
+                ),
             )
 
-    def reservation(self, study: Study, records: int) -> tuple[float, int]:
-        """μ² and samples of the whole study, if it is new and the policy has room for it."""
-        if self._approval_row(study.identity) is not None:
+    def reserve(self, approval: Approval) -> None:
+        """Raise unless the study is new and the policy has room for all of it."""
+        if self._study_row(approval.study.identity) is not None:
             raise NotApproved("this study is already approved")
-        event = study.mechanism().event(records)
-        reserved = study.rounds * event.mu_squared, study.rounds * event.samples
-        mu_squared, samples = self._database.execute(
-            "SELECT TOTAL(reserved_mu_squared), SUM(reserved_samples) FROM studies"
-        ).fetchone()
-        if not within(mu_squared + reserved[0], (samples or 0) + reserved[1], self._lifetime):
-            raise BudgetExhausted(
-                f"this study would take the total beyond your policy's epsilon="
-                f"{self._lifetime.epsilon:g} at delta={self._lifetime.delta:g}"
+        budget, scheme = self._budget(approval.population), approval.study.sampling.scheme
+        if not budget.covers(scheme):
+            raise NotApproved(
+                f"the study draws {scheme.value} batches, which the exact Gaussian accountant of "
+                'your policy does not cover; accountant = "renyi" would, at a looser bound for '
+                "all your studies"
             )
-        return reserved
+        if not budget.holds(self._reserved(approval.population) + approval.planned(budget)):
+            raise BudgetExhausted(
+                f"this study would take the total beyond your policy's {_named(budget)}; "
+                "`silomix silo ledger` shows what the others reserved"
+            )
 
     def approval(self, identity: StudyId) -> Approval:
-        row = self._approval_row(identity)
+        row = self._study_row(identity)
         if row is None:
             raise NotApproved(f"study {identity.hex()[:12]} was not approved here")
-        content, snapshot, records = row
-        return Approval(Study.parse(content), snapshot, records)
+        content, partition, line, closed = row
+        body = json.loads(line)
+        return Approval(
+            study=_parsed(content),
+            silo=body["silo"],
+            snapshot=bytes.fromhex(body["snapshot"]),
+            partition=partition,
+            population=body["population"],
+            closed=closed is not None,
+        )
 
     def approvals(self) -> list[Approval]:
-        rows = self._database.execute("SELECT study FROM studies ORDER BY approved_at").fetchall()
+        rows = self.database.execute("SELECT study FROM studies ORDER BY approved").fetchall()
         return [self.approval(StudyId(row[0])) for row in rows]
+
+    def close_study(self, identity: StudyId, now: datetime) -> None:
+        """Answer this study no more; what it had reserved and not spent is free again."""
+        with self._transaction():
+            if self.approval(identity).closed:
+                raise NotApproved("this study is already closed")
+            body = {"kind": "close", "at": now.isoformat(), "study": identity.hex()}
+            entry = chain.append(self.database, body)
+            self.database.execute(
+                "UPDATE studies SET closed = ? WHERE study = ?", (entry.number, identity)
+            )
+            outdated = self._forget_reports(identity)
+        self._delete(outdated)
 
     # Rounds -------------------------------------------------------------------------------------
 
     def stored(self, study: Study, round_number: int, digest: RoundDigest) -> StoredReport | None:
         """The report of a round that was already answered; refused if it is another question."""
-        row = self._database.execute(
-            "SELECT digest, sealed, onion, file FROM charges WHERE study = ? AND round = ?",
+        row = self.database.execute(
+            "SELECT digest, sealed, onion, file FROM answers WHERE study = ? AND round = ?",
             (study.identity, round_number),
         ).fetchone()
         if row is None:
@@ -140,121 +160,205 @@ class Ledger:
             raise RefusedQuery("that round is over; its report is no longer kept")
         return StoredReport(onion or (self._reports / file).read_bytes(), sealed)
 
+    def check(self, approval: Approval, round_number: int) -> None:
+        """Raise unless this round may be answered now; `charge` decides again, under its lock."""
+        self._check(approval, round_number)
+
     def charge(
         self,
-        study: Study,
+        approval: Approval,
         round_number: int,
         digest: RoundDigest,
-        event: PrivacyEvent,
         report: StoredReport,
         now: datetime,
-    ) -> None:
+    ) -> chain.Entry:
         """Charge a round and store its report durably; nothing may be sent before this returns."""
         file = sha256(report.onion).hexdigest() if len(report.onion) > _LARGEST_ROW else None
         if file is not None:
             write_durably(self._reports / file, report.onion)
+        study = approval.study.identity
         try:
-            outdated = self._charge(study, round_number, digest, event, report, file, now)
+            with self._transaction():
+                phase, event = self._check(approval, round_number)
+                entry = self._record(study, round_number, phase, event, digest, now)
+                outdated = self._forget_reports(study)
+                onion = None if file else report.onion
+                self.database.execute(
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (study, round_number, digest, entry.number, report.sealed, onion, file),
+                )
         except BaseException:
             if file is not None:
                 (self._reports / file).unlink(missing_ok=True)
             raise
-        for name in outdated:
-            (self._reports / name).unlink(missing_ok=True)
+        self._delete(outdated)
+        return entry
 
-    def _charge(
-        self,
-        study: Study,
-        round_number: int,
-        digest: RoundDigest,
-        event: PrivacyEvent,
-        report: StoredReport,
-        file: str | None,
-        now: datetime,
-    ) -> list[str]:
-        """The transaction of a charge; names of files that it made superfluous."""
-        with self._transaction():
-            self._check(study, round_number, event)
-            outdated = self._forget_reports(study)
-            self._database.execute(
-                "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    study.identity,
-                    round_number,
-                    digest,
-                    event.mu_squared,
-                    event.samples,
-                    report.sealed,
-                    None if file else report.onion,
-                    file,
-                    now.isoformat(),
-                ),
-            )
-        return outdated
+    # Reading ------------------------------------------------------------------------------------
 
-    def check(self, study: Study, round_number: int, event: PrivacyEvent) -> None:
-        """Raise unless this round may be answered now; `charge` decides again, under its lock."""
-        self._check(study, round_number, event)
+    def spending(self, study: StudyId) -> Spending:
+        """What was spent on one study."""
+        phases: dict[int, list[tuple[PrivacyEvent, int]]] = {}
+        for phase, event, count in self.database.execute(
+            "SELECT phase, event, count FROM tallies WHERE study = ?", (study,)
+        ):
+            phases.setdefault(phase, []).append((event_of(json.loads(event)), count))
+        length = max(phases, default=-1) + 1
+        return Spending(tuple(tuple(phases.get(phase, ())) for phase in range(length)))
 
-    def spending(self, study: StudyId | None = None) -> Spending:
-        """What was spent on one study, or on all."""
-        where, values = ("WHERE study = ?", (study,)) if study else ("", ())
-        rounds, mu_squared, samples = self._database.execute(
-            f"SELECT COUNT(*), TOTAL(mu_squared), SUM(samples) FROM charges {where}",  # noqa: S608
-            values,
-        ).fetchone()
-        return Spending(rounds, mu_squared, samples or 0)
+    def total(self, population: str = "") -> Total:
+        """What was spent on all studies of a population."""
+        budget = self._budget(population)
+        spent = [self.spending(study) for study in self._studies_of(population)]
+        loss = sum((spending.loss(budget) for spending in spent), NOTHING)
+        return Total(budget, sum(spending.rounds for spending in spent), loss)
 
     def close(self) -> None:
-        self._database.close()
+        self.database.close()
 
     # Helpers ------------------------------------------------------------------------------------
 
-    def _check(self, study: Study, round_number: int, event: PrivacyEvent) -> None:
-        (last,) = self._database.execute(
-            "SELECT MAX(round) FROM charges WHERE study = ?", (study.identity,)
+    def _prepare(self, path: Path) -> None:
+        (version,) = self.database.execute("PRAGMA user_version").fetchone()
+        (tables,) = self.database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if tables and version != _VERSION:
+            raise LedgerBroken(f"{path} was made by another release (format {version})")
+        with self._transaction():
+            for statement in _SCHEMA.split(";"):
+                self.database.execute(statement)
+            self.database.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def _check(self, approval: Approval, round_number: int) -> tuple[int, PrivacyEvent]:
+        """The phase and event of a round that may be answered now; otherwise raises."""
+        study = approval.study
+        if not self._is_open(study.identity):
+            raise RefusedQuery("this study is closed here, or was never approved")
+        if not 1 <= round_number <= study.rounds:
+            raise RefusedQuery(f"round {round_number} is not one of the study's {study.rounds}")
+        (last,) = self.database.execute(
+            "SELECT MAX(round) FROM answers WHERE study = ?", (study.identity,)
         ).fetchone()
         if last is not None and round_number <= last:
             raise RefusedQuery(f"round {round_number} comes after round {last} was answered")
-        budgets = ((study.target, study.identity, "study"), (self._lifetime, None, "policy"))
-        for target, scope, name in budgets:
-            spent = self.spending(scope)
-            if not within(
-                spent.mu_squared + event.mu_squared, spent.samples + event.samples, target
-            ):
-                raise BudgetExhausted(
-                    f"round {round_number} would exceed the {name}'s epsilon={target.epsilon:g} "
-                    f"at delta={target.delta:g}"
-                )
+        phase, event = approval.event(round_number)
+        spent = self.spending(study.identity).with_round(phase, event)
+        if sum(count for _, count in spent.phases[phase]) > approval.mechanism.phases[phase].rounds:
+            raise BudgetExhausted(f"round {round_number} is one more than its phase has")
+        budget = self._budget(approval.population)
+        if not budget.holds(self._spent_on_others(approval) + spent.loss(budget)):
+            raise BudgetExhausted(
+                f"round {round_number} would exceed your policy's {_named(budget)}"
+            )
+        return phase, event
 
-    def _approval_row(self, identity: StudyId) -> tuple[bytes, bytes, int] | None:
-        row: tuple[bytes, bytes, int] | None = self._database.execute(
-            "SELECT content, snapshot, records FROM studies WHERE study = ?", (identity,)
+    def _record(
+        self,
+        study: StudyId,
+        round_number: int,
+        phase: int,
+        event: PrivacyEvent,
+        digest: RoundDigest,
+        now: datetime,
+    ) -> chain.Entry:
+        """Write the charge into the chain and into the sums that are read every round."""
+        line = event_line(event)
+        entry = chain.append(
+            self.database,
+            {
+                "kind": "charge",
+                "at": now.isoformat(),
+                "study": study.hex(),
+                "round": round_number,
+                "phase": phase,
+                "event": line,
+                "query": digest.hex(),
+            },
+        )
+        self.database.execute(
+            "INSERT INTO tallies VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1",
+            (study, phase, json.dumps(line, sort_keys=True)),
+        )
+        return entry
+
+    def _budget(self, population: str) -> Budget:
+        budget = self._policy.budgets.get(population)
+        if budget is None:
+            raise NotApproved(f"your policy names no population {population!r}")
+        return budget
+
+    def _studies_of(self, population: str) -> list[StudyId]:
+        rows = self.database.execute(
+            "SELECT study FROM studies WHERE population = ? ORDER BY approved", (population,)
+        )
+        return [StudyId(row[0]) for row in rows]
+
+    def _is_open(self, study: StudyId) -> bool:
+        row = self.database.execute(
+            "SELECT 1 FROM studies WHERE study = ? AND closed IS NULL", (study,)
+        ).fetchone()
+        return row is not None
+
+    def _reserved(self, population: str) -> Loss:
+        """What open studies may still cost in all, and what closed ones did cost."""
+        budget = self._budget(population)
+        losses = (
+            self.approval(study).planned(budget)
+            if self._is_open(study)
+            else self.spending(study).loss(budget)
+            for study in self._studies_of(population)
+        )
+        return sum(losses, NOTHING)
+
+    def _spent_on_others(self, approval: Approval) -> Loss:
+        budget = self._budget(approval.population)
+        losses = (
+            self.spending(study).loss(budget)
+            for study in self._studies_of(approval.population)
+            if study != approval.study.identity
+        )
+        return sum(losses, NOTHING)
+
+    def _study_row(self, identity: StudyId) -> tuple[bytes, bytes, str, int | None] | None:
+        row: tuple[bytes, bytes, str, int | None] | None = self.database.execute(
+            "SELECT content, partition, line, closed FROM studies JOIN entries ON approved = number"
+            " WHERE study = ?",
+            (identity,),
         ).fetchone()
         if row is not None and sha256(row[0]).digest() != identity:
-            raise NotApproved("the ledger's copy of this study was changed")
+            raise LedgerBroken("the ledger's copy of this study was changed")
         return row
 
-    def _forget_reports(self, study: Study) -> list[str]:
+    def _forget_reports(self, study: StudyId) -> list[str]:
         """Drop the bytes of earlier rounds (their charges stay); names of files to delete."""
         where = "WHERE study = ? AND (onion IS NOT NULL OR file IS NOT NULL)"
-        rows = self._database.execute(
-            f"SELECT file FROM charges {where}",  # noqa: S608
-            (study.identity,),
-        ).fetchall()
-        self._database.execute(
-            f"UPDATE charges SET onion = NULL, file = NULL {where}",  # noqa: S608
-            (study.identity,),
+        rows = self.database.execute(f"SELECT file FROM answers {where}", (study,))  # noqa: S608
+        files = [row[0] for row in rows if row[0]]
+        self.database.execute(
+            f"UPDATE answers SET onion = NULL, file = NULL {where}",  # noqa: S608
+            (study,),
         )
-        return [row[0] for row in rows if row[0]]
+        return files
+
+    def _delete(self, files: list[str]) -> None:
+        for name in files:
+            (self._reports / name).unlink(missing_ok=True)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
+        self.database.execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
-            if self._database.in_transaction:  # SQLite rolls back by itself when the disk is full
-                self._database.execute("ROLLBACK")
+            if self.database.in_transaction:  # SQLite rolls back by itself when the disk is full
+                self.database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
+        self.database.execute("COMMIT")
+
+
+@lru_cache(maxsize=64)
+def _parsed(content: bytes) -> Study:
+    return Study.parse(content)
+
+
+def _named(budget: Budget) -> str:
+    return f"epsilon={budget.target.epsilon:g} at delta={budget.target.delta:g}"

@@ -15,6 +15,7 @@ from silomix_protocol.tls import Identity
 
 from silomix_client.answer import StudyDesk
 from silomix_client.config import SiloConfig
+from silomix_client.entries import Approval
 from silomix_client.errors import NotApproved, SiloError
 from silomix_client.fleet import (
     FleetMessage,
@@ -24,7 +25,8 @@ from silomix_client.fleet import (
     join_fleet,
 )
 from silomix_client.lease import Lease, LeaseHolder
-from silomix_client.ledger import Approval, Ledger
+from silomix_client.ledger import Ledger
+from silomix_client.ledger_check import verify
 from silomix_client.snapshot import thaw
 
 _POLL_S = (0.2, 2.0)  # first and longest pause between two looks for a lease
@@ -54,7 +56,8 @@ class _Process:
     def __init__(self, config: SiloConfig) -> None:
         self._config = config
         self._lock = _lock(config)
-        self._ledger = Ledger(config.state, config.policy.lifetime)
+        self._ledger = Ledger(config.state, config.policy)
+        verify(self._ledger)  # a ledger that was tampered with answers nothing
         self._identity = Identity.load(config.name, config.folder)
         self._sign_key = SigningKey.load(config.folder / "sign.key")
         self._node_key = load_node_key(config.folder / "node.key")
@@ -65,7 +68,7 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        approvals = self._ledger.approvals()
+        approvals = [entry for entry in self._ledger.approvals() if not entry.closed]
         if not approvals:
             config = self._config.folder / "silo.toml"
             raise NotApproved(
@@ -164,6 +167,8 @@ class _Process:
         if not 0 < lease.deadline_s <= 7 * 86_400:
             raise SiloError("a lease lasts at most a week")
         approval = self._ledger.approval(study)
+        if approval.closed:
+            raise SiloError("the study is closed here")
         if approval.study.server.fleet_address != address:
             raise SiloError("the study belongs to another server")
         if study not in self._holders:

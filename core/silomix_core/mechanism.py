@@ -2,28 +2,32 @@
 
 A silo's answer to a query is
 
-    mean of its clipped per-record gradients  →  rounded to the grid  →  + discrete Gaussian noise
+    weighted mean of its batch's clipped per-record gradients  →  rounded to the grid
+                                                               →  + discrete Gaussian noise
 
-for `rounds` rounds.  From clip, rounds, dimension and the target (ε, δ) follow sensitivity, grid,
-noise and the events that a ledger charges.  Nobody can type a σ or a sensitivity next to a clip.
+Its records are split into phases once; a round belongs to one phase and uses a batch of that
+phase's records.  From clip, batch, phases, dimension and every silo's (records, weight, ε, δ)
+follow sensitivity, grid, noise and the events that a ledger charges.  Nobody can type a σ or a
+sensitivity next to a clip.
 
 Neighbouring data sets: one record replaced by another, the number of records being public.
 Guarantee: inter-silo record-level DP (Gao, Lowy, Zhou, Wright 2024, Def. 1.2): it holds for the
 whole transcript of a silo, against the server, all mixes and all other silos together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, sqrt
+from functools import lru_cache
+from math import ceil, floor, isfinite, sqrt
 
-from silomix_core.accounting import (
-    discretization_delta,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
+from silomix_core.accounting.composition import (
+    CalibrationImpossible,
+    Transcript,
+    epsilon_of,
+    largest_mu,
 )
+from silomix_core.accounting.events import PrivacyEvent, PrivacyTarget, Scheme
 from silomix_core.noise import LARGEST_NOISE, SIGMA_UNITS
-
-ADJACENCY = "replace-one-record"
 
 # Rounding the mean to the grid moves every coordinate by at most ½, on either side of a
 # neighbouring pair; 2⁻⁸ covers the float64 product before it (see `update.to_grid`).
@@ -31,86 +35,135 @@ _ROUNDING = 1 + 2.0**-8
 _LARGEST_SIGNAL = 2**43  # grid units; beyond it that product would lose bits
 
 
-class CalibrationImpossible(ValueError):
-    """No noise scale gives the wanted guarantee within the range that the integers can carry."""
-
-
 @dataclass(frozen=True, slots=True)
-class PrivacyTarget:
-    """(ε, δ), to be met by everything that a silo sends in a study."""
+class Batch:
+    """Which of a phase's records a round uses: a scheme, and the share that it draws."""
 
-    epsilon: float
-    delta: float
+    scheme: Scheme = Scheme.FULL
+    ratio: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.epsilon) and 0 < self.epsilon <= 100):
-            raise ValueError(f"epsilon must be above 0 and at most 100, got {self.epsilon}")
-        if not 0 < self.delta < 0.1:
-            raise ValueError(f"delta must be above 0 and below 0.1, got {self.delta}")
+        if self.scheme is Scheme.FULL and self.ratio != 1:
+            raise ValueError("a full batch has the ratio 1")
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"the batch ratio must be above 0 and at most 1, got {self.ratio}")
+
+    def size(self, records: int) -> float:
+        """What the sum is divided by: the batch's size, for Poisson its expectation.
+
+        Fixed and public; dividing by a batch's actual size would let one record change it.
+        """
+        if self.scheme is Scheme.WITHOUT_REPLACEMENT:
+            return float(floor(self.ratio * records * (1 + 1e-12)))
+        return self.ratio * records
 
 
 @dataclass(frozen=True, slots=True)
-class PrivacyEvent:
-    """One answered round, as a ledger records it."""
+class Phase:
+    """`rounds` consecutive rounds that use the same share of the records, and no other phase's."""
 
-    mu_squared: float
-    samples: int
+    rounds: int
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"a phase has at least one round, got {self.rounds}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"a phase's share must be above 0 and at most 1, got {self.share}")
+
+    def records(self, all_records: int) -> int:
+        return floor(self.share * all_records * (1 + 1e-12))
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """What of a silo matters here, all of it public: its size, its weight and what it was promised.
+
+    The weight multiplies its mean; 1 for everybody gives the plain average over silos.
+    """
+
+    records: int
+    target: PrivacyTarget
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.records < 1:
+            raise ValueError("a silo needs at least one record")
+        if not (isfinite(self.weight) and 0 < self.weight <= 1e6):
+            raise ValueError(f"a weight must be above 0 and at most 1e6, got {self.weight}")
 
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """Full-batch noisy means: clip C, R rounds, d coordinates, one grid for all silos of a study.
+    """Noisy clipped means, for all silos of a study.
 
-    `grid` is the size of one integer step on the wire; the noise has standard deviation
-    `SIGMA_UNITS` steps at every silo, so reports look alike whoever sent them.
+    `grids` holds, for each phase, the size of one integer step on the wire; the noise has standard
+    deviation `SIGMA_UNITS` steps at every silo, so reports look alike whoever sent them.
+    `heaviest` is the largest weight of a silo.
     """
 
     clip: float
-    rounds: int
     dimension: int
-    grid: float
+    batch: Batch
+    phases: tuple[Phase, ...]
+    grids: tuple[float, ...]
+    heaviest: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.clip) and self.clip > 0 and self.dimension > 0):
+            raise ValueError("clip and dimension must be positive")
+        if not self.phases or len(self.grids) != len(self.phases):
+            raise ValueError("a mechanism needs at least one phase, and one grid for each")
+        if sum(phase.share for phase in self.phases) > 1 + 1e-9:
+            raise ValueError("the phases' shares of the records sum to more than 1")
+        if not all(isfinite(grid) and grid > 0 for grid in self.grids):
+            raise ValueError("a grid must be positive")
+        if self.largest_signal > _LARGEST_SIGNAL:
+            raise CalibrationImpossible(
+                "so many records at so small an epsilon need more than 43 bits per value"
+            )
 
     @classmethod
     def calibrate(
-        cls, target: PrivacyTarget, *, clip: float, rounds: int, dimension: int, records: int
+        cls,
+        participants: Sequence[Participant],
+        *,
+        clip: float,
+        dimension: int,
+        phases: Sequence[Phase],
+        batch: Batch | None = None,
     ) -> "Mechanism":
-        """The mechanism with the least noise that meets `target` for a silo of `records` records.
+        """The mechanism with the least noise that keeps every participant's promise."""
+        if not (isfinite(clip) and clip > 0 and dimension > 0 and phases and participants):
+            raise ValueError("clip, dimension, phases and participants must all be there")
+        return _calibrate(
+            tuple(participants), clip, dimension, tuple(phases), batch if batch else Batch()
+        )
 
-        Give the smallest silo's number: all larger ones then lose less.
-        """
-        if not (clip > 0 and rounds > 0 and dimension > 0 and records > 0):
-            raise ValueError("clip, rounds, dimension and records must all be positive")
-        slack = discretization_delta(target.epsilon, dimension * rounds, SIGMA_UNITS)
-        if slack >= target.delta:
-            raise CalibrationImpossible(
-                f"delta={target.delta} is below the cost of integer noise ({slack:.2e}); "
-                "use a larger delta or fewer rounds"
-            )
-        mu_round = gaussian_mu(target.epsilon, target.delta - slack) / sqrt(rounds)
-        # 1e-9: rounding errors, of `gaussian_delta` too, fall on the safe side
-        allowed = mu_round * SIGMA_UNITS * (1 - 1e-9) - sqrt(dimension) * _ROUNDING
-        if allowed <= 0:
-            raise CalibrationImpossible(
-                f"epsilon={target.epsilon} over {rounds} rounds leaves no room for "
-                f"{dimension} coordinates; use a larger epsilon or fewer rounds"
-            )
-        grid = 2 * clip / records / allowed
-        mechanism = cls(clip=clip, rounds=rounds, dimension=dimension, grid=grid)
-        if mechanism.largest_signal > _LARGEST_SIGNAL:
-            raise CalibrationImpossible(
-                f"{records} records at epsilon={target.epsilon} need more than 43 bits per value"
-            )
-        return mechanism
+    # What the wire needs ------------------------------------------------------------------------
 
     @property
-    def sigma(self) -> float:
-        """Standard deviation of the noise on each coordinate of the mean."""
-        return self.grid * SIGMA_UNITS
+    def rounds(self) -> int:
+        return sum(phase.rounds for phase in self.phases)
+
+    def phase_of(self, round_number: int) -> int:
+        """The phase that a round (counted from 1) belongs to."""
+        last = 0
+        for index, phase in enumerate(self.phases):
+            last += phase.rounds
+            if 1 <= round_number <= last:
+                return index
+        raise ValueError(f"round {round_number} is beyond the {last} rounds of the study")
+
+    def sigma(self, phase: int = 0) -> float:
+        """Standard deviation of the noise on each coordinate of a report."""
+        return self.grids[phase] * SIGMA_UNITS
 
     @property
     def largest_signal(self) -> int:
         """Bound on a coordinate of the mean, in grid units, before noise."""
-        return ceil(self.clip / self.grid) + 1
+        fullest = 1 / self.batch.ratio if self.batch.scheme is Scheme.POISSON else 1.0
+        return ceil(self.clip * self.heaviest * fullest / min(self.grids)) + 1
 
     @property
     def largest_value(self) -> int:
@@ -122,45 +175,88 @@ class Mechanism:
         """Bytes of one integer on the wire."""
         return 4 if self.largest_value < 2**31 else 8
 
-    def sensitivity_units(self, records: int) -> float:
-        """L2 distance, in grid units, by which replacing one record can move the rounded mean."""
-        return 2 * self.clip / records / self.grid + sqrt(self.dimension) * _ROUNDING
+    # What a silo does ---------------------------------------------------------------------------
 
-    def event(self, records: int) -> PrivacyEvent:
-        """What one answered round costs a silo of `records` records."""
-        mu = self.sensitivity_units(records) / SIGMA_UNITS
-        return PrivacyEvent(mu_squared=mu * mu, samples=self.dimension)
+    def units_per_sum(self, participant: Participant, phase: int = 0) -> float:
+        """What the sum of clipped gradients is multiplied by to become a mean in grid units."""
+        size = self.batch.size(self.phases[phase].records(participant.records))
+        return participant.weight / (size * self.grids[phase])
 
-    def epsilon(self, records: int, delta: float) -> float:
-        """ε of the whole study at `delta` for a silo of `records` records."""
-        event = self.event(records)
-        return epsilon_of(self.rounds * event.mu_squared, self.rounds * event.samples, delta)
+    def sensitivity_units(self, participant: Participant, phase: int = 0) -> float:
+        """L2 distance, in grid units, by which replacing one drawn record can move the report.
+
+        For Poisson batches, twice what adding one record can: there the other end is the batch
+        without it.
+        """
+        moved = 2 * self.clip * self.units_per_sum(participant, phase)
+        return moved + _rounding(self.batch, self.dimension)
+
+    def event(self, participant: Participant, phase: int = 0) -> PrivacyEvent:
+        """What one answered round costs this silo."""
+        return PrivacyEvent(
+            scheme=self.batch.scheme,
+            ratio=self.batch.ratio,
+            sensitivity=self.sensitivity_units(participant, phase),
+            noise=SIGMA_UNITS,
+            samples=self.dimension,
+        )
+
+    def transcripts(self, participant: Participant) -> tuple[Transcript, ...]:
+        """What a record of each phase goes through in a whole study."""
+        return tuple(
+            ((self.event(participant, index), phase.rounds),)
+            for index, phase in enumerate(self.phases)
+        )
+
+    def epsilon(self, participant: Participant, delta: float | None = None) -> float:
+        """ε of the whole study for this silo, at its own δ or another one.
+
+        Phases use disjoint records, so the worst of them counts (parallel composition).
+        """
+        delta = participant.target.delta if delta is None else delta
+        transcripts = set(self.transcripts(participant))  # most phases are alike
+        return max(epsilon_of(transcript, delta) for transcript in transcripts)
 
 
-def epsilon_of(mu_squared: float, samples: int, delta: float) -> float:
-    """ε at `delta` after events that sum to `mu_squared` and `samples`; ∞ if δ is too small for it.
-
-    The discretization term grows with ε: this is the least fixed point, approached from below and
-    left only upwards.
-    """
-    if samples == 0:
-        return 0.0
-    mu, epsilon = sqrt(mu_squared), 0.0
-    for _ in range(200):
-        slack = discretization_delta(epsilon, samples, SIGMA_UNITS)
-        if slack >= delta:
-            return inf
-        refined = gaussian_epsilon(delta - slack, mu)
-        if refined <= epsilon:
-            return epsilon
-        epsilon = refined * (1 + 1e-10)
-    return inf
+def _rounding(batch: Batch, dimension: int) -> float:
+    rounding = sqrt(dimension) * _ROUNDING
+    return 2 * rounding if batch.scheme is Scheme.POISSON else rounding
 
 
-def within(mu_squared: float, samples: int, target: PrivacyTarget) -> bool:
-    """Whether events that sum to `mu_squared` and `samples` are inside `target`: the filter."""
-    slack = discretization_delta(target.epsilon, samples, SIGMA_UNITS)
-    if gaussian_delta(target.epsilon, sqrt(mu_squared)) + slack <= target.delta:
-        return True
-    # The integers cost more at a larger ε; what holds at a smaller one holds here too.
-    return epsilon_of(mu_squared, samples, target.delta) <= target.epsilon
+@lru_cache(maxsize=32)
+def _calibrate(
+    participants: tuple[Participant, ...],
+    clip: float,
+    dimension: int,
+    phases: tuple[Phase, ...],
+    batch: Batch,
+) -> Mechanism:
+    grids = {
+        phase: max(_grid(each, clip, dimension, phase, batch) for each in participants)
+        for phase in set(phases)
+    }
+    heaviest = max(participant.weight for participant in participants)
+    return Mechanism(
+        clip, dimension, batch, phases, tuple(grids[phase] for phase in phases), heaviest
+    )
+
+
+def _grid(
+    participant: Participant, clip: float, dimension: int, phase: Phase, batch: Batch
+) -> float:
+    """The grid that this participant needs: `sensitivity_units` solved for it."""
+    target, records = participant.target, phase.records(participant.records)
+    size = batch.size(records)
+    if records < 1 or size <= 0:
+        raise CalibrationImpossible(
+            f"a silo of {participant.records} records has none left for a phase of "
+            f"{phase.share:.3g} of them and batches of {batch.ratio:.3g}; use fewer phases"
+        )
+    mu = largest_mu(target, batch.scheme, batch.ratio, phase.rounds, dimension)
+    allowed = mu * SIGMA_UNITS - _rounding(batch, dimension)
+    if allowed <= 0:
+        raise CalibrationImpossible(
+            f"epsilon={target.epsilon} over {phase.rounds} rounds leaves no room for "
+            f"{dimension} coordinates; use a larger epsilon or fewer rounds"
+        )
+    return 2 * clip * participant.weight / size / allowed

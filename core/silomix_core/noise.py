@@ -5,14 +5,23 @@ leaks (most float64 outputs could not have come from the neighbouring data set),
 on the integers, always with the same standard deviation `SIGMA_UNITS`; the size of one unit (the
 *grid*) follows from the study.
 
-Sampling is by inverse-CDF look-up in two tables of 128-bit thresholds and one convolution,
-x = c₁ + 256·c₂ (Micciancio, Walter 2017, Cor. 4.2): with c₁ of standard deviation 768 = 3·256,
-the distance of x from a discrete Gaussian of variance 768² + 256²·σ₂² is below 2⁻²⁰⁰.
-The tables themselves are exact to 2⁻¹²⁸ and cut at 14 standard deviations (mass below 2⁻¹³⁹);
-`accounting.TABLE_ERROR` covers all of it.
+A sample is the convolution x = c₁ + 256·c₂ (Micciancio, Walter 2017, Cor. 4.2) of two draws from
+tables: with c₁ of standard deviation 768 = 3·256, the distance of x from a discrete Gaussian of
+variance 768² + 256²·σ₂² is below 2⁻²⁰⁰.  The probabilities in the tables are multiples of 2⁻¹²⁸,
+exact to that, and cut at 14 standard deviations (mass below 2⁻¹³⁹); `accounting.TABLE_ERROR`
+covers all of it.
+
+**Time.**  Every sample takes the same steps, whatever its value: two look-ups in a cell that is as
+likely as any other, one comparison, one selection; no search that is longer in the tails.  Not
+constant are two things.  A tie in the upper 64 of 128 bits (once in 2⁴⁷ draws or less) asks for 8
+bytes more; a report of a million values meets one with probability 2⁻²⁶.  And the *address* of a
+cell follows from the noise: whoever watches the caches of the silo's own machine could learn it,
+but that machine is trusted.  Nothing here depends on records.
 """
 
+from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
 
@@ -27,16 +36,19 @@ RandomBytes = Callable[[int], bytes]
 _STRIDE = 256
 _FINE_VARIANCE = 768**2
 _COARSE_VARIANCE = (2**40 - _FINE_VARIANCE) // _STRIDE**2  # exact: both are multiples of 2¹⁶
-_BITS = 320  # working precision of the tables
+_BITS = 256  # working precision of the tables
+_BLOCK = 2**14  # samples at a time: what is between bytes and noise stays in the cache
 
 
 def discrete_gaussian(count: int, random_bytes: RandomBytes) -> NDArray[np.int64]:
     """`count` independent samples with standard deviation `SIGMA_UNITS`."""
-    fine = _look_up(_table(_FINE_VARIANCE), count, random_bytes)
-    coarse = _look_up(_table(_COARSE_VARIANCE), count, random_bytes)
-    coarse *= _STRIDE
-    coarse += fine
-    return coarse
+    fine, coarse = _table(_FINE_VARIANCE), _table(_COARSE_VARIANCE)
+    samples = np.empty(count, dtype=np.int64)
+    for start in range(0, count, _BLOCK):
+        block = samples[start : start + _BLOCK]
+        block[:] = _draw(fine, len(block), random_bytes)
+        block += _STRIDE * _draw(coarse, len(block), random_bytes)
+    return samples
 
 
 def prepare_tables() -> None:
@@ -45,48 +57,101 @@ def prepare_tables() -> None:
     _table(_COARSE_VARIANCE)
 
 
-def _look_up(
-    table: tuple[NDArray[np.uint64], NDArray[np.uint64], int], count: int, random_bytes: RandomBytes
-) -> NDArray[np.int64]:
-    high, low, smallest = table
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A distribution on the integers as 2ᵇ cells of equal probability (Walker 1977).
+
+    The upper b bits of a 128-bit uniform choose a cell, the other 128 − b a place in it.  Cell i
+    stands for the value i − 2ᵇ⁻¹ at the places below `cut`, and for `other[i]` from there on.
+    """
+
+    cell_bits: int
+    cut_upper: NDArray[np.uint64]  # (2ᵇ,) the cut without its lower 64 bits
+    cut_lower: NDArray[np.uint64]  # (2ᵇ,) these lower 64 bits
+    other: NDArray[np.int32]  # (2ᵇ,)
+
+
+def _draw(table: _Table, count: int, random_bytes: RandomBytes) -> NDArray[np.int64]:
     uniform = np.frombuffer(random_bytes(8 * count), dtype="<u8")
-    index = np.searchsorted(high, uniform, side="right")
-    # The upper 64 bits decide, but for a tie (probability about 2⁻⁴⁷ each): then the lower 64 do.
-    ties = np.flatnonzero(high[np.maximum(index, 1) - 1] == uniform)
-    for tie in ties:
-        tail = int.from_bytes(random_bytes(8), "little")
-        first = int(np.searchsorted(high, uniform[tie], side="left"))
-        last = int(index[tie])
-        index[tie] = first + int(np.searchsorted(low[first:last], np.uint64(tail), side="right"))
-    return index.astype(np.int64) + smallest
+    place_bits = 64 - table.cell_bits
+    cell = (uniform >> np.uint64(place_bits)).view(np.int64)
+    place = uniform & np.uint64(2**place_bits - 1)
+    cut = table.cut_upper.take(cell)
+    own = place < cut
+    # The upper 64 bits decide, but for a tie (probability at most 2⁻⁴⁷): then the lower 64 do.
+    ties = np.flatnonzero(place == cut)
+    if len(ties):
+        lower = np.frombuffer(random_bytes(8 * len(ties)), dtype="<u8")
+        own[ties] = lower < table.cut_lower[cell[ties]]
+    return np.where(own, cell - 2 ** (table.cell_bits - 1), table.other.take(cell))
 
 
 @lru_cache(maxsize=4)
-def _table(variance: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], int]:
-    """Cumulative thresholds (upper and lower 64 bits) of a discrete Gaussian, and its least value.
+def _table(variance: int) -> _Table:
+    """The discrete Gaussian of this variance, cell by cell (Vose 1991, in integers).
 
-    Entry k is 2¹²⁸·P[x ≤ smallest + k]; a uniform u below entry k and not below entry k−1 gives
-    smallest + k.  The recurrence e^{−(x+1)²/2v} = e^{−x²/2v}·q^{2x+1}, q = e^{−1/2v}, runs in
-    320-bit fixed point: its error after 57 000 steps is below 2⁻²⁸⁰.
+    A cell holds 2¹²⁸⁻ᵇ units of 2⁻¹²⁸.  Values that have less leave room in their own cell; it is
+    filled from one that has more, until that one has less itself and takes its turn.  Units are
+    only moved, so every value keeps exactly as many as `_masses` gave it.
+    """
+    reach, masses = _masses(variance)
+    cell_bits = (2 * reach).bit_length()
+    cells, size = 2**cell_bits, 2 ** (128 - cell_bits)
+    padding = [0] * (cells // 2 - reach)  # value 0 has cell 2ᵇ⁻¹
+    cuts = (padding + masses + padding)[:cells]
+    other = array("i", range(cells))
+    short = array("i", (cell for cell, mass in enumerate(cuts) if mass < size))
+    ample = (cell for cell, mass in enumerate(cuts) if mass >= size)
+    giver = next(ample)
+    left = cuts[giver]
+    for cell in short:  # grows on the way
+        other[cell] = giver
+        left -= size - cuts[cell]
+        if left < size:
+            cuts[giver] = left
+            short.append(giver)
+            giver = next(ample)  # there is one: what is short and what is ample add up
+            left = cuts[giver]
+    cuts[giver] = left
+    octets = bytearray()
+    for cut in cuts:
+        octets += cut.to_bytes(16, "little")
+    words = np.frombuffer(octets, dtype="<u8")
+    return _Table(
+        cell_bits=cell_bits,
+        cut_upper=words[1::2].copy(),
+        cut_lower=words[::2].copy(),
+        other=np.array(other, dtype=np.int32) - np.int32(cells // 2),
+    )
+
+
+def _masses(variance: int) -> tuple[int, list[int]]:
+    """The reach r of a discrete Gaussian and the probabilities of −r … r in units of 2⁻¹²⁸.
+
+    They are the differences of ⌊2¹²⁸·P[X ≤ x]⌋, so they sum to one.  The recurrence
+    e^{−(x+1)²/2v} = e^{−x²/2v}·q^{2x+1}, q = e^{−1/2v}, runs in 256-bit fixed point: its error
+    after 57 000 steps is below 2⁻²¹⁶.
     """
     one = 1 << _BITS
     q = _exp_minus_half_over(variance)
     q_squared = (q * q) >> _BITS
     reach = 14 * (isqrt(variance) + 1)
-    weights = [one]
-    factor = q
+    weights, weight, factor = [], one, q
     for _ in range(reach):
-        weights.append((weights[-1] * factor) >> _BITS)
+        weight = (weight * factor) >> _BITS
+        weights.append(weight)
         factor = (factor * q_squared) >> _BITS
-    total = 2 * sum(weights) - one
-    high, low = [], []
-    cumulative = 0
-    for x in range(-reach, reach):
-        cumulative += weights[abs(x)]
+    total = 2 * sum(weights) + one
+    below, cumulative, before = [], 0, 0
+    for weight in reversed(weights):
+        cumulative += weight
         threshold = (cumulative << 128) // total
-        high.append(threshold >> 64)
-        low.append(threshold & (2**64 - 1))
-    return np.array(high, dtype=np.uint64), np.array(low, dtype=np.uint64), -reach
+        below.append(threshold - before)
+        before = threshold
+    # P[X ≤ x] = 1 − P[X ≤ −x−1]: above 0 the same differences, but for rounding down at the end
+    masses = [*below, 2**128 - 1 - 2 * before, *reversed(below)]
+    masses[-1] += 1
+    return reach, masses
 
 
 def _exp_minus_half_over(variance: int) -> int:

@@ -12,11 +12,12 @@ from hashlib import sha256
 from math import isfinite
 from typing import NewType
 
+from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.algorithms.seam import AlgorithmPlan
 from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
-from silomix_core.mechanism import Mechanism, PrivacyTarget
+from silomix_core.mechanism import Batch, Mechanism, Participant
 from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -30,12 +31,17 @@ class InvalidStudy(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Silo:
-    """One hospital: its public number of records and the keys it enrolled with."""
+    """One hospital: its public number of records and the keys it enrolled with.
+
+    `weight` counts relative to the other silos'; `target` is its own (ε, δ) where it has one.
+    """
 
     name: str
     records: int
     sign_key: bytes  # Ed25519, raw
     node_key: bytes  # EC P-384 for Flower's node authentication, DER
+    weight: float = 1.0
+    target: PrivacyTarget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,8 @@ class Study:
     rounds: int
     radius: float
     clip: float
-    target: PrivacyTarget
+    target: PrivacyTarget  # of every silo that has none of its own
+    sampling: Batch
     batching: Batching
     silos: tuple[Silo, ...]
     mixes: tuple[Mix, ...]
@@ -123,14 +130,19 @@ class Study:
     def silo(self, name: str) -> Silo | None:
         return next((silo for silo in self.silos if silo.name == name), None)
 
+    def participant(self, silo: Silo) -> Participant:
+        """What the mechanism has to know of a silo; weights are scaled to average 1."""
+        average = sum(each.weight for each in self.silos) / len(self.silos)
+        return Participant(silo.records, silo.target or self.target, silo.weight / average)
+
     def mechanism(self) -> Mechanism:
-        """One noise scale for all: the one that the smallest silo needs."""
+        """One noise scale for all: the largest that any silo needs."""
         return Mechanism.calibrate(
-            self.target,
+            [self.participant(silo) for silo in self.silos],
             clip=self.clip,
-            rounds=self.rounds,
             dimension=self.task.dimension,
-            records=min(silo.records for silo in self.silos),
+            phases=ALGORITHMS[self.algorithm].phases(self.rounds),
+            batch=self.sampling,
         )
 
     def algorithm_plan(self, mechanism: Mechanism) -> AlgorithmPlan:
@@ -139,7 +151,7 @@ class Study:
             dimension=self.task.dimension,
             silos=len(self.silos),
             radius=self.radius,
-            noise=mechanism.sigma,
+            noise=max(mechanism.sigma(phase) for phase in range(len(mechanism.phases))),
         )
 
 
@@ -154,7 +166,7 @@ def _study(top: Table, identity: StudyId) -> Study:
     algorithm.finish()
     privacy = top.table("privacy")
     clip = privacy.number("clip")
-    epsilon, delta = privacy.number("epsilon"), privacy.number("delta")
+    target, sampling = _target(privacy), _sampling(privacy)
     privacy.finish()
     batch = top.table("batch")
     batching = Batching(batch.whole("minimum"), batch.number("deadline_s"))
@@ -171,12 +183,24 @@ def _study(top: Table, identity: StudyId) -> Study:
         rounds=rounds,
         radius=radius,
         clip=clip,
-        target=privacy.build(lambda: PrivacyTarget(epsilon, delta)),
+        target=target,
+        sampling=sampling,
         batching=batching,
         silos=silos,
         mixes=mixes,
         server=server,
     )
+
+
+def _target(table: Table) -> PrivacyTarget:
+    epsilon, delta = table.number("epsilon"), table.number("delta")
+    return table.build(lambda: PrivacyTarget(epsilon, delta))
+
+
+def _sampling(table: Table) -> Batch:
+    scheme = Scheme(table.choice("sampling", [entry.value for entry in Scheme], Scheme.FULL.value))
+    ratio = 1.0 if scheme is Scheme.FULL else table.number("ratio")
+    return table.build(lambda: Batch(scheme, ratio))
 
 
 def _task(table: Table) -> Task:
@@ -203,8 +227,12 @@ def _silo(table: Table) -> Silo:
         records=table.whole("records"),
         sign_key=_key(table, "sign_key"),
         node_key=_key(table, "node_key"),
+        weight=table.number("weight", 1.0),
+        target=_target(table) if table.has("epsilon") or table.has("delta") else None,
     )
     table.finish()
+    if not 1e-3 <= silo.weight <= 1e3:
+        raise InvalidField(f"silo {silo.name!r}: weight must lie between 0.001 and 1000")
     if not 1 <= silo.records <= _MOST_RECORDS:
         raise InvalidField(f"silo {silo.name!r}: records must lie between 1 and {_MOST_RECORDS}")
     return silo

@@ -5,19 +5,25 @@ float64 matrix products, which are exact below 2⁵³: the bound on what one rec
 therefore a bound on integers, with no rounding error to argue about.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from math import floor
+from operator import iadd
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.losses import Loss
-from silomix_core.mechanism import Mechanism
 from silomix_core.task import UNIT
 
 _RESIDUAL_UNIT = 2**20
 _FARTHEST = 1e200
 _ROWS_PER_SUM = 2**16  # 2¹⁶ rows × 2¹⁶ (feature) × 2²⁰ (residual) stays below 2⁵³
+# For speed only: blocks of 1 MiB stay in the cache; calls on few rows cost more than they save.
+_BLOCK_VALUES = 2**17
+_VALUES_BESIDE = 8  # scores, residuals, caps … of a row
+_FEWEST_ROWS = 64
 
 Floats = NDArray[np.float64]
 
@@ -58,27 +64,60 @@ class ClippedSum:
             np.floor(clip_units / norms), floor(loss.largest_residual * _RESIDUAL_UNIT)
         )
 
-    def at(self, point: Floats) -> NDArray[np.int64]:
-        """The sum in units of 1/(UNIT·2²⁰); one record contributes at most `clip` in L2 norm."""
-        features, labels = self._records.features, self._records.labels
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def at(self, point: Floats, batch: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """The sum in units of 1/(UNIT·2²⁰); one record contributes at most `clip` in L2 norm.
+
+        What a record contributes follows from itself, its place and the point: never from others.
+
+        `batch` (n,) says who takes part in this round, all records if it is not given.  Size and
+        members of a random batch are secret, so the work is the same whatever the mask: residuals
+        of the others are multiplied by 0, no row is picked out or left out.
+        """
+        if batch is not None and (batch.shape != (len(self._records),) or batch.dtype != np.bool_):
+            raise ValueError("a batch is one truth value for each record")
         # clamped: scores that overflow both ways would be NaN, for some records only
-        scores = features @ (np.clip(point, -_FARTHEST, _FARTHEST) / UNIT)
-        residuals = np.trunc(self._loss.residual(scores, labels) * _RESIDUAL_UNIT)
-        np.clip(residuals, -self._caps, self._caps, out=residuals)
-        total = np.zeros(features.shape[1], dtype=np.int64)
-        for start in range(0, len(features), _ROWS_PER_SUM):
-            rows = slice(start, start + _ROWS_PER_SUM)
-            total += (residuals[rows] @ features[rows]).astype(np.int64)
+        weights = np.clip(point, -_FARTHEST, _FARTHEST)
+        weights /= UNIT
+        sums = (
+            # integers below 2⁵³, in whatever order float64 adds them up
+            reduce(iadd, self._block_sums(weights, batch, start)).astype(np.int64)
+            for start in range(0, len(self._records), _ROWS_PER_SUM)
+        )
+        total: NDArray[np.int64] = reduce(iadd, sums)
         return total
 
+    def _block_sums(
+        self, weights: Floats, batch: NDArray[np.bool_] | None, start: int
+    ) -> Iterator[Floats]:
+        """Sums over blocks of rows, `_ROWS_PER_SUM` rows in all, beginning with row `start`.
 
-def to_grid(total: NDArray[np.int64], records: int, mechanism: Mechanism) -> NDArray[np.int64]:
-    """The mean in grid units, rounded.
+        Both products of a block are formed while it is in the cache: the features, nearly all of a
+        silo's memory, are read once and not twice.
+        """
+        features, labels = self._records.features, self._records.labels
+        step = max(_FEWEST_ROWS, _BLOCK_VALUES // (len(weights) + _VALUES_BESIDE))
+        stop = min(start + _ROWS_PER_SUM, len(features))
+        for first in range(start, stop, step):
+            rows = slice(first, min(first + step, stop))
+            residuals = self._loss.residual(features[rows] @ weights, labels[rows])
+            residuals *= _RESIDUAL_UNIT
+            np.trunc(residuals, out=residuals)
+            np.clip(residuals, -self._caps[rows], self._caps[rows], out=residuals)
+            if batch is not None:
+                residuals *= batch[rows]
+            yield residuals @ features[rows]
+
+
+def to_grid(total: NDArray[np.int64], units_per_sum: float) -> NDArray[np.int64]:
+    """The weighted mean in grid units, rounded; `Mechanism.units_per_sum` gives the factor.
 
     Two totals end up at most 1 + 2⁻⁸ farther apart than they are (|values| ≤ 2⁴³, see `Mechanism`):
     each is rounded as an int64 made float64 (≤ 2⁻¹⁰), as a product (≤ 2⁻¹¹) and to an integer (½);
     the error of `factor` is common to both.
     """
-    factor = 1.0 / (UNIT * _RESIDUAL_UNIT * records * mechanism.grid)
+    factor = units_per_sum / (UNIT * _RESIDUAL_UNIT)
     rounded: NDArray[np.int64] = np.rint(total * factor).astype(np.int64)
     return rounded

@@ -83,8 +83,8 @@ class Coordinator:
         past = self._journal.rounds()
         number = len(past)
         try:
-            for result in past:
-                query = steps.send(self._aggregate(result))
+            for earlier, result in enumerate(past, start=1):
+                query = steps.send(self._aggregate(earlier, result))
             if past:
                 logs.event("study_resumed", after_round=number)
             while True:
@@ -125,12 +125,12 @@ class Coordinator:
                 f"{descriptor.minimum_batch} valid reports came through the mixes; "
                 "read their logs, then run the server again to go on"
             )
-        return self._aggregate(collected.result)
+        return self._aggregate(number, collected.result)
 
-    def _aggregate(self, result: ClosedRound) -> Aggregate | None:
+    def _aggregate(self, number: int, result: ClosedRound) -> Aggregate | None:
         if result.total is None:
             return None
-        scale = self._mechanism.grid / result.reports
+        scale = self._mechanism.grids[self._mechanism.phase_of(number)] / result.reports
         return Aggregate(result.total.astype(np.float64) * scale, result.reports)
 
     def _report_progress(

@@ -1,5 +1,6 @@
 """The commands of an operator, as real processes: what they show, ask, write and refuse."""
 
+import json
 import os
 import subprocess
 import sys
@@ -170,23 +171,76 @@ def test_the_ledger_shows_what_was_approved_and_spent(consortium: Consortium) ->
     desk = open_desk(config, consortium.study, ledger)
     for number in (1, 2):
         desk.answer(*asked(consortium, number))
-    spent = ledger.spending().epsilon(1e-5)
+    spent = ledger.total().epsilon(1e-5)
     ledger.close()
     result = silomix("silo", "ledger", consortium.silos[0])
     assert result.returncode == 0, result.stderr
-    study, total, note = result.stdout.splitlines()
+    study, total, note, verified = result.stdout.splitlines()
     assert study == (
         f"study {consortium.study.short_id} test: 2 of 5 rounds, "
-        f"epsilon {spent:.4f} of 2 at delta 1e-05"
+        f"epsilon {spent:.4f} spent, reserved 2.0000, of 2 at delta 1e-05"
     )
-    assert total == f"all studies: epsilon {spent:.4f} of 2 at delta 1e-05"
+    assert total == (
+        f"all studies: epsilon {spent:.4f} of 2 at delta 1e-05, 2 rounds, gaussian accountant"
+    )
     assert "one record replaced" in note
+    assert "against server, mixes and all other silos" in note
+    assert verified.startswith("verified 3 entries, head ")
+
+
+def test_the_ledger_as_json_says_the_same(consortium: Consortium, tmp_path: Path) -> None:
+    config = approved_silo(consortium)
+    ledger = open_ledger(config)
+    open_desk(config, consortium.study, ledger).answer(*asked(consortium, 1))
+    spent = ledger.total().epsilon()
+    ledger.close()
+    out = tmp_path / "ledger.json"
+    assert silomix("silo", "ledger", consortium.silos[0], "--json", out).returncode == 0
+    figures = json.loads(out.read_text())
+    assert figures["adjacency"] == "replace-one-record"
+    assert figures["chain"]["entries"] == 2
+    (study,) = figures["studies"]
+    assert (study["rounds_answered"], study["closed"]) == (1, False)
+    assert study["epsilon_spent"] == pytest.approx(spent)
+    assert figures["populations"][""]["epsilon_spent"] == pytest.approx(spent)
+
+
+def test_a_changed_ledger_fails_the_command(consortium: Consortium) -> None:
+    config = approved_silo(consortium)
+    ledger = open_ledger(config)
+    open_desk(config, consortium.study, ledger).answer(*asked(consortium, 1))
+    ledger.database.execute("UPDATE tallies SET count = 0")
+    ledger.close()
+    error = one_line_error(silomix("silo", "ledger", consortium.silos[0]))
+    assert "the ledger's sums do not follow from its entries" in error
+
+
+def test_a_head_that_is_not_in_the_chain_fails_the_command(consortium: Consortium) -> None:
+    approved_silo(consortium)
+    shown = silomix("silo", "ledger", consortium.silos[0]).stdout.split()[-1]
+    assert silomix("silo", "ledger", consortium.silos[0], "--head", shown[:16]).returncode == 0
+    error = one_line_error(silomix("silo", "ledger", consortium.silos[0], "--head", "00" * 8))
+    assert "rolled back or replaced" in error
+
+
+def test_a_study_is_closed_by_the_beginning_of_its_identity(consortium: Consortium) -> None:
+    approved_silo(consortium)
+    identity = consortium.study.identity.hex()
+    unknown = one_line_error(silomix("silo", "close", consortium.silos[0], "ffff"))
+    assert "0 approved studies begin with 'ffff'" in unknown
+    assert silomix("silo", "close", consortium.silos[0], identity[:10]).returncode == 0
+    shown = silomix("silo", "ledger", consortium.silos[0]).stdout
+    assert "closed" in shown
+    again = one_line_error(silomix("silo", "close", consortium.silos[0], identity))
+    assert "already closed" in again
 
 
 def test_an_empty_ledger_shows_nothing_spent(consortium: Consortium) -> None:
     result = silomix("silo", "ledger", consortium.silos[0])
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[0] == "all studies: epsilon 0.0000 of 2 at delta 1e-05"
+    assert result.stdout.splitlines()[0] == (
+        "all studies: epsilon 0.0000 of 2 at delta 1e-05, 0 rounds, gaussian accountant"
+    )
 
 
 def test_study_show_describes_the_study_by_its_hash(consortium: Consortium) -> None:

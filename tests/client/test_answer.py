@@ -265,7 +265,7 @@ def test_refused_questions_do_not_stand_in_the_way_of_good_ones(
     bad = query_at([51.0, 0.0, 0.0])
     refused(desk, config, hostile(consortium, bad), bad)
     desk.answer(*asked(consortium, 1))
-    assert ledger.spending().rounds == 1
+    assert ledger.total().rounds == 1
 
 
 # What is answered --------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_without_noise_a_report_is_the_clipped_mean_gradient(
     norms = np.linalg.norm(gradients, axis=1)
     assert 0 < np.count_nonzero(norms > 0.25) < len(rows)
     mean = (gradients * np.minimum(1, 0.25 / norms)[:, None]).mean(axis=0)
-    assert np.allclose(report * consortium.study.mechanism().grid, mean, atol=2e-5)
+    assert np.allclose(report * consortium.study.mechanism().grids[0], mean, atol=2e-5)
 
 
 def test_a_charge_is_on_disk_before_a_report_is_handed_out(
@@ -325,7 +325,7 @@ def test_a_charge_is_on_disk_before_a_report_is_handed_out(
     report = desk.answer(descriptor, query)
     other = open_ledger(config)
     assert other.stored(consortium.study, 1, descriptor.digest) == report
-    assert other.spending().rounds == 1
+    assert other.total().rounds == 1
     other.close()
 
 
@@ -333,14 +333,14 @@ def test_a_report_that_cannot_be_stored_is_not_handed_out(
     consortium: Consortium, config: SiloConfig, ledger: Ledger, desk: StudyDesk
 ) -> None:
     """The disk is full: no report, no charge; and a later try is charged once."""
-    (pages,) = ledger._database.execute("PRAGMA page_count").fetchone()
-    ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = ledger.database.execute("PRAGMA page_count").fetchone()
+    ledger.database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError):
         desk.answer(*asked(consortium, 1))
-    assert ledger.spending().rounds == 0
-    ledger._database.execute("PRAGMA max_page_count = 1000000")
+    assert ledger.total().rounds == 0
+    ledger.database.execute("PRAGMA max_page_count = 1000000")
     desk.answer(*asked(consortium, 1))
-    assert ledger.spending().rounds == 1
+    assert ledger.total().rounds == 1
 
 
 def test_an_onion_opens_in_its_own_round_only(consortium: Consortium, desk: StudyDesk) -> None:

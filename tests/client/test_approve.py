@@ -9,7 +9,8 @@ from silomix.consortium import Consortium
 from silomix_client.approve import approve, review
 from silomix_client.config import SiloConfig, load
 from silomix_client.errors import BadRecords, BudgetExhausted, NotApproved, SiloError
-from silomix_core.mechanism import epsilon_of
+from silomix_core.accounting.composition import epsilon_of
+from silomix_core.mechanism import Participant
 from silomix_core.study import Study
 from silomix_protocol.keys import SigningKey, UnusableKey, generate_node_key, save_node_key
 from support.consortia import SMALL_TASK, write_data
@@ -47,7 +48,7 @@ def test_an_approved_study_is_the_one_whose_bytes_were_reviewed(consortium: Cons
     approval = ledger.approval(consortium.study.identity)
     ledger.close()
     assert approval.study == consortium.study
-    assert approval.records == 40
+    assert approval.participant.records == 40
 
 
 def test_a_review_writes_nothing(consortium: Consortium) -> None:
@@ -198,8 +199,8 @@ def test_approvals_reserve_whole_studies_until_the_policy_is_reached(
 ) -> None:
     """Two studies of μ each are √2·μ: just inside one policy, just outside another."""
     study = consortium.study
-    event = study.mechanism().event(40)
-    both = epsilon_of(10 * event.mu_squared, 10 * event.samples, study.target.delta)
+    event = study.mechanism().event(study.participant(study.silos[0]))
+    both = epsilon_of([(event, 10)], study.target.delta)
     first, second = study_file(consortium), another_study(study_file(consortium), "second")
 
     tight = with_policy(consortium, epsilon=both * (1 - 1e-6), index=0)
@@ -260,6 +261,5 @@ def test_what_is_charged_for_a_silo_follows_from_its_own_number_of_records(
 ) -> None:
     """One noise for all; the event of a larger silo is smaller by about (n_min/n)²."""
     mechanism = consortium.study.mechanism()
-    assert mechanism.event(80).mu_squared == pytest.approx(
-        mechanism.event(40).mu_squared / 4, rel=1e-3
-    )
+    small, large = (Participant(records, consortium.study.target) for records in (40, 80))
+    assert mechanism.event(large).mu == pytest.approx(mechanism.event(small).mu / 2, rel=1e-3)

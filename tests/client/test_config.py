@@ -1,12 +1,15 @@
 """A silo's own files: what is accepted, and that every refusal names the file and the key."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from silomix.consortium import Consortium
-from silomix_client.config import Policy, SiloConfig, load
+from silomix_client.config import EVERYBODY, Policy, SiloConfig, load
 from silomix_client.errors import InvalidConfig
+from silomix_core.accounting.budget import Accountant, Budget
+from silomix_core.accounting.events import PrivacyTarget
 
 
 def silo_folder(folder: Path, silo: str = "", policy: str = "") -> Path:
@@ -27,7 +30,7 @@ def test_the_files_that_a_consortium_is_made_with_are_accepted(consortium: Conso
     config = load(consortium.silos[0])
     assert config.name == "silo-1"
     assert config.data == consortium.silos[0].parent / "data.csv"
-    assert config.policy == Policy(consortium.study.target, minimum_records=1)
+    assert config.policy == Policy({EVERYBODY: Budget(consortium.study.target)})
 
 
 def test_relative_paths_start_at_the_folder_of_the_configuration(tmp_path: Path) -> None:
@@ -119,4 +122,45 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
 
 def test_a_silo_can_configure_its_name_data_and_policy_and_nothing_else() -> None:
     assert {field.name for field in fields(SiloConfig)} == {"name", "folder", "data", "policy"}
-    assert {field.name for field in fields(Policy)} == {"lifetime", "minimum_records"}
+    assert {field.name for field in fields(Policy)} == {"budgets", "minimum_records", "data"}
+
+
+POPULATIONS = """
+epsilon = 3.0
+delta = 1e-6
+accountant = "renyi"
+[[populations]]
+name = "children"
+data = "children.csv"
+epsilon = 1.0
+delta = 1e-7
+"""
+
+
+def test_populations_have_budgets_and_data_of_their_own(tmp_path: Path) -> None:
+    config = load(silo_folder(tmp_path, policy=POPULATIONS))
+    assert config.policy.budgets == {
+        EVERYBODY: Budget(PrivacyTarget(3.0, 1e-6), Accountant.RENYI),
+        "children": Budget(PrivacyTarget(1.0, 1e-7), Accountant.RENYI),
+    }
+    assert config.data_of(EVERYBODY) == tmp_path / "data.csv"
+    assert config.data_of("children") == tmp_path / "children.csv"
+    with pytest.raises(InvalidConfig, match="no population 'adults'; it has children"):
+        config.data_of("adults")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"renyi"', '"magic"', "accountant: 'magic' is not one of gaussian, renyi"),
+        ('name = "children"', 'name = ""', "different names"),
+        ("epsilon = 1.0", "epsilon = 0.0", "populations.0.*epsilon must be above 0"),
+        ('data = "children.csv"\n', "", "missing key: populations.0..data"),
+        ("delta = 1e-7", "delta = 1e-7\nsigma = 1", "unknown key: populations.0..sigma"),
+    ],
+)
+def test_a_wrong_population_is_refused_by_name(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    assert old in POPULATIONS
+    assert re.search(message, refusal(silo_folder(tmp_path, policy=POPULATIONS.replace(old, new))))

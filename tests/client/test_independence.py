@@ -12,8 +12,8 @@ from silomix_client.answer import StudyDesk
 from silomix_client.config import SiloConfig, load
 from silomix_client.errors import SiloError
 from silomix_client.records import read_records
-from silomix_core.mechanism import PrivacyTarget
-from silomix_core.noise import SIGMA_UNITS
+from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.mechanism import Participant
 from silomix_protocol.descriptor import RefusedDescriptor
 from support.consortia import SMALL_TASK
 from support.silos import (
@@ -52,7 +52,7 @@ def outcomes(made: Consortium, config: SiloConfig) -> list[tuple[str, str, int]]
     ledger = open_ledger(config, lowered)
     desk = open_desk(config, made.study, ledger)
     seen = [_outcome(question) for question in _questions(made, desk)]
-    seen.append((repr(ledger.spending()), "", 0))
+    seen.append((repr(ledger.total()), "", 0))
     ledger.close()
     return seen
 
@@ -117,7 +117,9 @@ def test_neighbouring_data_move_a_report_by_no_more_than_is_charged_for(
             reports.append(opened(made, onion, descriptor.digest))
         ledger.close()
     moved = np.linalg.norm(np.array(reports[:3]) - np.array(reports[3:]), axis=1)
-    charged = np.sqrt(consortium.study.mechanism().event(40).mu_squared) * SIGMA_UNITS
+    charged = (
+        consortium.study.mechanism().event(Participant(40, consortium.study.target)).sensitivity
+    )
     assert (moved <= charged).all()
     assert moved.max() > 0
 

@@ -20,7 +20,7 @@ from silomix_client.config import SiloConfig
 from silomix_client.keystream import fresh_keystream
 from silomix_client.lease import Ending, Lease, LeaseHolder
 from silomix_client.ledger import Ledger
-from silomix_core.mechanism import PrivacyTarget
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol.batches import read_batch
 from silomix_protocol.descriptor import Descriptor, check
@@ -231,7 +231,7 @@ def follow(
 def rounds_charged(config: SiloConfig) -> int:
     ledger = open_ledger(config)
     try:
-        return ledger.spending().rounds
+        return ledger.total().rounds
     finally:
         ledger.close()
 

@@ -13,14 +13,16 @@ from silomix_client.errors import BadRecords, BudgetExhausted, InvalidConfig, No
 from silomix_client.ledger import Ledger, StoredReport
 from silomix_client.records import read_records
 from silomix_client.snapshot import thaw
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.losses import LossName
-from silomix_core.mechanism import PrivacyTarget
 from silomix_core.study import Study
 from silomix_core.task import Feature, Scaling, Task
 from silomix_protocol.descriptor import RoundDigest
 from support.consortia import SMALL_TASK, write_data
 from support.silos import (
     NOW,
+    allowing,
+    approval_of,
     approved_silo,
     asked,
     hostile,
@@ -93,8 +95,8 @@ def test_a_more_generous_policy_allows_what_a_stricter_one_allows(consortium: Co
     for epsilon in (2.0, 6.0, 20.0, 100.0):
         folder = consortium.folder / f"state-{epsilon:g}"
         folder.mkdir()
-        ledger = Ledger(folder, PrivacyTarget(epsilon, 1e-5))
-        ledger.approve(consortium.study, study_file(consortium), b"", 40, NOW)
+        ledger = Ledger(folder, allowing(PrivacyTarget(epsilon, 1e-5)))
+        ledger.approve(approval_of(consortium.study), study_file(consortium), NOW)
         ledger.close()
 
 
@@ -104,7 +106,7 @@ def test_a_more_generous_policy_allows_what_a_stricter_one_allows(consortium: Co
 def charge_large(ledger: Ledger, study: Study, salt: bytes) -> tuple[RoundDigest, StoredReport]:
     digest = RoundDigest(sha256(salt).digest())
     report = StoredReport((sha256(salt).digest() * LARGE)[:LARGE], salt)
-    ledger.charge(study, 1, digest, study.mechanism().event(40), report, NOW)
+    ledger.charge(ledger.approval(study.identity), 1, digest, report, NOW)
     return digest, report
 
 
@@ -115,7 +117,7 @@ def test_a_large_report_of_one_study_outlives_a_round_of_another(
     config = approved_silo(consortium)
     other, content = second_study(consortium)
     ledger = open_ledger(config, PrivacyTarget(6.0, 1e-5))
-    ledger.approve(other, content, b"", 40, NOW)
+    ledger.approve(approval_of(other), content, NOW)
     digest, report = charge_large(ledger, consortium.study, b"first")
     charge_large(ledger, other, b"second")
     assert ledger.stored(consortium.study, 1, digest) == report
@@ -128,12 +130,12 @@ def test_a_refused_charge_does_not_replace_a_large_report(consortium: Consortium
     Sending both would be two releases for one charge.
     """
     config = approved_silo(consortium)
-    study, event = consortium.study, consortium.study.mechanism().event(40)
+    study = consortium.study
     winner, loser = open_ledger(config), open_ledger(config)
     digest, sent = charge_large(winner, study, b"round")
     late = StoredReport(b"\0" * LARGE, b"late")
     with pytest.raises(Exception, match="round 1"):
-        loser.charge(study, 1, digest, event, late, NOW)
+        loser.charge(loser.approval(study.identity), 1, digest, late, NOW)
     assert winner.stored(study, 1, digest) == sent
     winner.close()
     loser.close()
@@ -141,11 +143,15 @@ def test_a_refused_charge_does_not_replace_a_large_report(consortium: Consortium
 
 def test_a_refused_charge_leaves_no_file(consortium: Consortium) -> None:
     config = approved_silo(consortium)
-    study, event = consortium.study, consortium.study.mechanism().event(40)
+    study = consortium.study
     ledger = open_ledger(config, PrivacyTarget(0.1, 1e-5))
     with pytest.raises(BudgetExhausted):
         ledger.charge(
-            study, 1, RoundDigest(bytes(32)), event, StoredReport(b"\0" * LARGE, b""), NOW
+            ledger.approval(study.identity),
+            1,
+            RoundDigest(bytes(32)),
+            StoredReport(b"\0" * LARGE, b""),
+            NOW,
         )
     assert list((config.state / "reports").iterdir()) == []
     ledger.close()
@@ -155,8 +161,8 @@ def test_a_full_disk_is_called_a_full_disk(consortium: Consortium) -> None:
     """SQLite had rolled back by itself; our own ROLLBACK then failed and hid the reason."""
     config = approved_silo(consortium)
     ledger = open_ledger(config)
-    (pages,) = ledger._database.execute("PRAGMA page_count").fetchone()
-    ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = ledger.database.execute("PRAGMA page_count").fetchone()
+    ledger.database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
         open_desk(config, consortium.study, ledger).answer(*asked(consortium, 1))
     ledger.close()
@@ -169,8 +175,8 @@ def test_skipped_rounds_do_not_keep_old_onions(consortium: Consortium) -> None:
     desk = open_desk(config, consortium.study, ledger)
     for number in (1, 3, 5):
         desk.answer(*asked(consortium, number))
-    (kept,) = ledger._database.execute(
-        "SELECT COUNT(*) FROM charges WHERE onion IS NOT NULL"
+    (kept,) = ledger.database.execute(
+        "SELECT COUNT(*) FROM answers WHERE onion IS NOT NULL"
     ).fetchone()
     ledger.close()
     assert kept == 1
@@ -189,7 +195,7 @@ def test_a_point_whose_norm_overflows_is_refused_without_a_warning(
     query = query_at([size, -size, size])
     with pytest.raises(Exception, match="outside the study's ball"):
         respond(desk, hostile(consortium, query), query)
-    assert ledger.spending().rounds == 0
+    assert ledger.total().rounds == 0
     ledger.close()
 
 

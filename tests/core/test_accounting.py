@@ -1,4 +1,4 @@
-"""ε, δ and μ against 256-bit arithmetic and dp-accounting; what the integers cost."""
+"""Full batches: ε, δ and μ against 256-bit arithmetic and dp-accounting; what the integers cost."""
 
 import tomllib
 from math import exp, inf, isfinite, nan

@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
-from silomix_core.algorithms.noisy_mb_sgd import MOMENTUM, noisy_mb_sgd, project, step_size
+from silomix_core.algorithms.noisy_mb_sgd import (
+    ALGORITHM,
+    MOMENTUM,
+    ONE_PASS,
+    noisy_mb_sgd,
+    project,
+    step_size,
+)
 from silomix_core.algorithms.seam import Aggregate, AlgorithmPlan, Query
 from silomix_core.losses import LossName, loss
+from silomix_core.mechanism import Phase
 from silomix_core.task import UNIT
 from silomix_core.update import ClippedSum, Records
 from support.privacy_checks import SUM_UNIT, Floats, hostile_task
@@ -70,8 +78,36 @@ def test_every_algorithm_of_the_catalogue_fits_the_seam(name: str) -> None:
     assert np.all(np.isfinite(model))
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7, 49, 1000])
+def test_the_phases_of_every_algorithm_hold_its_rounds_and_no_record_twice(
+    name: str, rounds: int
+) -> None:
+    phases = algorithm(name).phases(rounds)
+    assert sum(phase.rounds for phase in phases) == rounds
+    # 1/R is no binary fraction, yet a silo that can be split evenly uses all its records
+    assert sum(phase.records(rounds * 1000) for phase in phases) == rounds * 1000
+
+
+def test_minibatch_sgd_uses_all_records_in_all_rounds() -> None:
+    assert ALGORITHM.phases(40) == (Phase(40, 1.0),)
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 10])
+def test_one_pass_uses_every_record_in_one_round(rounds: int) -> None:
+    phases = ONE_PASS.phases(rounds)
+    assert [phase.rounds for phase in phases] == [1] * rounds
+    assert [phase.records(30 * rounds + rounds - 1) for phase in phases] == [30] * rounds
+
+
+def test_one_pass_asks_what_minibatch_sgd_asks() -> None:
+    """They differ in the records that answer, not in the queries."""
+    first, second = (play(plan(9), random_answers(6), each.start) for each in (ALGORITHM, ONE_PASS))
+    assert np.array_equal(first[1], second[1])
+
+
 def test_an_unknown_algorithm_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match=r"'adam'.*noisy-mb-sgd"):
+    with pytest.raises(ValueError, match=r"'adam'.*noisy-mb-sgd, one-pass-mb-sgd"):
         algorithm("adam")
 
 

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from silomix_core.mechanism import Mechanism, PrivacyTarget
+from silomix_core.accounting.events import PrivacyTarget, Scheme
+from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
 from silomix_core.noise import discrete_gaussian
 from silomix_core.report import MalformedReport, decode_report, encode_report, report_bytes
-from support.privacy_checks import SIGMA, check_gaussian, seeded_bytes
+from support.privacy_checks import SIGMA, check_gaussian, full_batch, seeded_bytes
 
 
 def mechanism(dimension: int = 3, records: int = 1734) -> Mechanism:
     target = PrivacyTarget(3, 1e-6)
-    return Mechanism.calibrate(target, clip=1.0, rounds=1, dimension=dimension, records=records)
+    return full_batch(target, clip=1.0, rounds=1, dimension=dimension, records=records)
 
 
 NARROW, WIDE = mechanism(), mechanism(records=10**6)
@@ -107,3 +108,29 @@ def test_noise_passes_the_wire_format_unchanged_in_distribution(records: int) ->
     noise += made.largest_signal
     decoded = decode_report(encode_report(noise, made), made)
     check_gaussian(decoded - made.largest_signal, SIGMA)
+
+
+@pytest.mark.parametrize(
+    "batch", [Batch(), Batch(Scheme.WITHOUT_REPLACEMENT, 0.5)], ids=["full", "fixed size"]
+)
+def test_reports_of_different_silos_look_alike(batch: Batch) -> None:
+    """Weights, sizes and promises differ; noise, range, width and length of a report do not."""
+    silos = [
+        Participant(100, PrivacyTarget(3, 1e-6), weight=0.5),
+        Participant(5000, PrivacyTarget(1, 1e-7), weight=2.5),
+        Participant(900, PrivacyTarget(2, 1e-5)),
+    ]
+    phases = [Phase(3, 0.5), Phase(7, 0.25)]
+    made, turned = (
+        Mechanism.calibrate(each, clip=1.0, dimension=3, phases=phases, batch=batch)
+        for each in (silos, silos[::-1])
+    )
+    assert made == turned  # one value for all, whoever computes it
+    assert {made.event(silo, phase).noise for silo in silos for phase in (0, 1)} == {SIGMA}
+    for silo in silos:
+        for phase in (0, 1):
+            largest = int(silo.weight * made.clip / made.grids[phase])
+            assert largest <= made.largest_signal
+            report = encode_report(np.array([largest, 0, -largest]), made)
+            assert len(report) == report_bytes(made)
+            assert decode_report(report, made)[0] == largest

@@ -6,8 +6,10 @@ from hashlib import sha256
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from silomix_core.accounting.composition import CalibrationImpossible
+from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import LossName
-from silomix_core.mechanism import PrivacyTarget
+from silomix_core.mechanism import Batch, Phase
 from silomix_core.study import InvalidStudy, Study
 from silomix_core.task import Scaling
 from support.studies import Tree, at, parse, study_bytes, study_tree, with_value, written
@@ -109,12 +111,163 @@ def test_one_changed_byte_is_another_study() -> None:
 def test_the_noise_is_what_the_smallest_silo_needs() -> None:
     study = parse(study_tree())
     mechanism = study.mechanism()
-    assert 2 - 1e-6 < mechanism.epsilon(40, 1e-5) <= 2
-    assert mechanism.epsilon(60, 1e-5) < mechanism.epsilon(50, 1e-5) < 2
+    smallest, middle, largest = (study.participant(silo) for silo in study.silos)
+    assert [each.records for each in (smallest, middle, largest)] == [40, 50, 60]
+    assert 2 - 1e-6 < mechanism.epsilon(smallest, 1e-5) <= 2
+    assert mechanism.epsilon(largest, 1e-5) < mechanism.epsilon(middle, 1e-5) < 2
     assert (mechanism.clip, mechanism.rounds, mechanism.dimension) == (0.25, 5, 4)
     plan = study.algorithm_plan(mechanism)
     assert (plan.rounds, plan.dimension, plan.silos, plan.radius) == (5, 4, 3, 50.0)
-    assert plan.noise == mechanism.sigma
+    assert plan.noise == mechanism.sigma()
+
+
+def test_without_a_word_on_it_silos_are_alike_and_batches_full() -> None:
+    study = parse(study_tree())
+    assert study.sampling == Batch(Scheme.FULL, 1.0)
+    assert [(silo.weight, silo.target) for silo in study.silos] == [(1.0, None)] * 3
+    for silo in study.silos:
+        participant = study.participant(silo)
+        assert (participant.records, participant.weight) == (silo.records, 1.0)
+        assert participant.target == PrivacyTarget(2.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("named", "batch"),
+    [
+        ({"sampling": "full"}, Batch()),
+        ({"sampling": "poisson", "ratio": 0.5}, Batch(Scheme.POISSON, 0.5)),
+        ({"sampling": "poisson", "ratio": 1}, Batch(Scheme.POISSON, 1.0)),
+        (
+            {"sampling": "without-replacement", "ratio": 0.25},
+            Batch(Scheme.WITHOUT_REPLACEMENT, 0.25),
+        ),
+    ],
+)
+def test_a_study_names_its_batches(named: Tree, batch: Batch) -> None:
+    tree = study_tree()
+    tree["privacy"] |= named
+    assert parse(tree).sampling == batch
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ({"sampling": "bernoulli", "ratio": 0.5}, "privacy.sampling: 'bernoulli' is not one of"),
+        ({"sampling": 1}, "privacy.sampling: expected a string"),
+        ({"sampling": "poisson"}, "missing key: privacy.ratio"),
+        ({"sampling": "without-replacement"}, "missing key: privacy.ratio"),
+        ({"sampling": "poisson", "ratio": "0.5"}, "privacy.ratio: expected a number"),
+        ({"sampling": "poisson", "ratio": True}, "privacy.ratio: expected a number"),
+        ({"sampling": "poisson", "ratio": float("nan")}, "privacy.ratio: expected a finite"),
+        ({"sampling": "poisson", "ratio": float("inf")}, "privacy.ratio: expected a finite"),
+        ({"sampling": "poisson", "ratio": 0}, "privacy: the batch ratio"),
+        ({"sampling": "poisson", "ratio": -0.5}, "privacy: the batch ratio"),
+        ({"sampling": "poisson", "ratio": 1.001}, "privacy: the batch ratio"),
+        ({"sampling": "without-replacement", "ratio": 2}, "privacy: the batch ratio"),
+        ({"sampling": "full", "ratio": 1}, "unknown key: privacy.ratio"),
+        ({"ratio": 0.5}, "unknown key: privacy.ratio"),
+    ],
+)
+def test_batches_that_make_no_sense_are_refused_and_named(named: Tree, reason: str) -> None:
+    tree = study_tree()
+    tree["privacy"] |= named
+    with pytest.raises(InvalidStudy, match=re.escape(reason)):
+        parse(tree)
+
+
+def test_a_silo_may_have_its_own_weight_and_promise() -> None:
+    tree = study_tree()
+    tree["silos"][0] |= {"weight": 3}
+    tree["silos"][2] |= {"epsilon": 0.5, "delta": 1e-7}
+    study = parse(tree)
+    assert [silo.weight for silo in study.silos] == [3.0, 1.0, 1.0]
+    assert [silo.target for silo in study.silos] == [None, None, PrivacyTarget(0.5, 1e-7)]
+    participants = [study.participant(silo) for silo in study.silos]
+    assert [each.target.epsilon for each in participants] == [2.0, 2.0, 0.5]
+    # weights average to 1, so that the mean of the reports is the weighted mean
+    assert [each.weight for each in participants] == pytest.approx([1.8, 0.6, 0.6])
+    mechanism = study.mechanism()
+    assert all(mechanism.epsilon(each) <= each.target.epsilon for each in participants)
+    assert mechanism.epsilon(participants[2]) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_only_the_proportions_of_weights_matter() -> None:
+    noises = []
+    for unit in (0.01, 1.0, 100.0):
+        tree = study_tree()
+        for silo, weight in zip(tree["silos"], (1, 2, 3), strict=True):
+            silo["weight"] = unit * weight
+        noises.append(parse(tree).mechanism().sigma())
+    assert noises == pytest.approx([noises[1]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        ({"weight": 0}, "silo 'silo-1': weight"),
+        ({"weight": -1}, "silo 'silo-1': weight"),
+        ({"weight": 1001}, "silo 'silo-1': weight"),
+        ({"weight": 1e-4}, "silo 'silo-1': weight"),
+        ({"weight": "1"}, "silos[1].weight: expected a number"),
+        ({"weight": False}, "silos[1].weight: expected a number"),
+        ({"weight": float("nan")}, "silos[1].weight: expected a finite number"),
+        ({"epsilon": 1.0}, "missing key: silos[1].delta"),
+        ({"delta": 1e-6}, "missing key: silos[1].epsilon"),
+        ({"epsilon": 0, "delta": 1e-6}, "silos[1]: epsilon"),
+        ({"epsilon": 101, "delta": 1e-6}, "silos[1]: epsilon"),
+        ({"epsilon": 1, "delta": 0.1}, "silos[1]: delta"),
+        ({"epsilon": 1, "delta": 0}, "silos[1]: delta"),
+        ({"epsilon": "1", "delta": 1e-6}, "silos[1].epsilon: expected a number"),
+        ({"epsilon": 1, "delta": float("inf")}, "silos[1].delta: expected a finite number"),
+    ],
+)
+def test_a_weight_or_promise_that_makes_no_sense_is_refused_and_named(
+    own: Tree, reason: str
+) -> None:
+    tree = study_tree()
+    tree["silos"][1] |= own
+    with pytest.raises(InvalidStudy, match=re.escape(reason)):
+        parse(tree)
+
+
+def test_a_one_pass_study_gives_every_round_its_own_records() -> None:
+    tree = study_tree()
+    tree["algorithm"]["name"] = "one-pass-mb-sgd"
+    study = parse(tree)
+    mechanism = study.mechanism()
+    assert mechanism.phases == (Phase(1, 0.2),) * 5
+    assert [mechanism.phase_of(number) for number in range(1, 6)] == [0, 1, 2, 3, 4]
+    smallest = study.participant(study.silos[0])
+    assert [phase.records(40) for phase in mechanism.phases] == [8] * 5
+    assert 2 - 1e-6 < mechanism.epsilon(smallest) <= 2
+    # one round of a fifth of the records: √5 less than five rounds of all, times 5 for the mean
+    full = parse(study_tree()).mechanism().sigma()
+    assert study.algorithm_plan(mechanism).noise == pytest.approx(full * 5 / 5**0.5, rel=1e-4)
+
+
+def test_a_study_of_drawn_batches_keeps_every_silo_s_promise() -> None:
+    tree = study_tree()
+    tree["privacy"] |= {"sampling": "poisson", "ratio": 0.5}
+    study = parse(tree)
+    mechanism = study.mechanism()
+    smallest, middle, largest = (study.participant(silo) for silo in study.silos)
+    assert mechanism.batch == study.sampling
+    assert 1.99 < mechanism.epsilon(smallest) <= 2
+    assert mechanism.epsilon(largest) < mechanism.epsilon(middle) < 2
+
+
+def test_more_phases_than_records_are_refused_with_the_reason() -> None:
+    tree = study_tree()
+    tree["algorithm"] |= {"name": "one-pass-mb-sgd", "rounds": 41}
+    with pytest.raises(CalibrationImpossible, match="a silo of 40 records has none left"):
+        parse(tree).mechanism()
+
+
+def test_a_batch_that_would_be_empty_is_refused_with_the_reason() -> None:
+    tree = study_tree()
+    tree["privacy"] |= {"sampling": "without-replacement", "ratio": 0.02}
+    with pytest.raises(CalibrationImpossible, match="a silo of 40 records has none left"):
+        parse(tree).mechanism()
 
 
 @pytest.mark.parametrize("table", TABLES, ids=written)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.run import free_ports
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.losses import LossName
-from silomix_core.mechanism import PrivacyTarget
 from silomix_core.task import Feature, Scaling, Task
 
 SMALL_TASK = Task(

@@ -7,13 +7,14 @@ broken on purpose and expects the error.  All random numbers have fixed seeds.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import exp, sqrt
+from math import exp, floor, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Mechanism, PrivacyTarget
+from silomix_core.mechanism import Mechanism, Participant, Phase
 from silomix_core.noise import RandomBytes
 from silomix_core.task import Feature, Scaling, Task
 from silomix_core.update import ClippedSum, Records, to_grid
@@ -60,6 +61,20 @@ def check_noise(draw: Callable[[int, RandomBytes], NDArray[np.int64]]) -> None:
     assert 2 * stats.norm.sf(abs(correlation)) > FALSE_ALARM, "successive noise is correlated"
 
 
+def participant(records: int) -> Participant:
+    """A silo of this size, for what does not depend on what it was promised."""
+    return Participant(records, PrivacyTarget(1, 1e-6))
+
+
+def full_batch(
+    target: PrivacyTarget, *, clip: float, rounds: int, dimension: int, records: int
+) -> Mechanism:
+    """The mechanism of one silo that answers with all its records in every round."""
+    return Mechanism.calibrate(
+        [Participant(records, target)], clip=clip, dimension=dimension, phases=[Phase(rounds)]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Neighbours:
     """Two data sets that differ in one record, and the question put to them."""
@@ -80,7 +95,7 @@ def clipped_sum(records: Records, clip: float) -> ClippedSum:
 
 def check_record_is_bounded(case: Neighbours, make: MakeSum = clipped_sum) -> None:
     """The integer sum moves by at most 2·clip, each record adds at most clip; in exact integers."""
-    first, second = _pair(case)
+    first, second = neighbours_encoded(case)
     moved = difference(
         make(first, case.clip).at(case.point), make(second, case.clip).at(case.point)
     )
@@ -95,13 +110,13 @@ def check_record_is_bounded(case: Neighbours, make: MakeSum = clipped_sum) -> No
 
 def check_grid_is_bounded(case: Neighbours, mechanism: Mechanism) -> None:
     """The rounded mean moves by at most `sensitivity_units`."""
-    n = len(case.values)
+    silo = participant(len(case.values))
     first, second = (
-        to_grid(clipped_sum(records, case.clip).at(case.point), n, mechanism)
-        for records in _pair(case)
+        to_grid(clipped_sum(records, case.clip).at(case.point), mechanism.units_per_sum(silo))
+        for records in neighbours_encoded(case)
     )
     moved = sqrt(_square(difference(first, second)))
-    assert moved <= mechanism.sensitivity_units(n), "the rounded mean moved too far"
+    assert moved <= mechanism.sensitivity_units(silo), "the rounded mean moved too far"
     reach = max(int(np.abs(values).max()) for values in (first, second))
     assert reach <= mechanism.largest_signal, "the mean lies beyond the mechanism's range"
 
@@ -113,11 +128,116 @@ def check_meets_target(mechanism: Mechanism, target: PrivacyTarget, records: int
     the grid by at most another √d; R rounds compose to μ = √R·Δ/σ.  Of δ, the part that pays for
     discrete instead of continuous noise is (1 + e^ε)·√(dR/1152)/σ², by Pinsker.
     """
-    distance = 2 * mechanism.clip / (records * mechanism.grid) + sqrt(mechanism.dimension)
+    distance = 2 * mechanism.clip / (records * mechanism.grids[0]) + sqrt(mechanism.dimension)
     mu = sqrt(mechanism.rounds) * distance / SIGMA
     pinsker = sqrt(mechanism.dimension * mechanism.rounds / 1152) / SIGMA**2
     delta = exact_delta(target.epsilon, mu) + (1 + exp(target.epsilon)) * pinsker
     assert delta <= target.delta, f"δ is {float(delta):.3e}, promised {target.delta:.3e}"
+
+
+def check_promises(mechanism: Mechanism, participants: Sequence[Participant]) -> None:
+    """Every silo's own (ε, δ), phase by phase, recomputed from public numbers by quadrature.
+
+    A phase holds ⌊share·n⌋ records.  A sum that is divided by K moves by w·C/K when a record of
+    norm ≤ C joins; replacing a record moves it by twice that.  Poisson batches: the attack of two
+    opposite records against an otherwise empty sum, which is also the worst case.  Without
+    replacement: the same attack, and that of opposite records among like ones; neither may go
+    beyond the promise.  At most two rounds for these.
+    """
+    batch = mechanism.batch
+    for silo in participants:
+        for phase, grid in zip(mechanism.phases, mechanism.grids, strict=True):
+            records = floor(phase.share * silo.records + 1e-9)
+            size = batch.ratio * records
+            if batch.scheme is Scheme.WITHOUT_REPLACEMENT:
+                size = floor(size + 1e-9)
+            adds = mechanism.clip * silo.weight / (size * grid)
+            rounding = sqrt(mechanism.dimension)
+            epsilon, rounds = silo.target.epsilon, phase.rounds
+            if batch.scheme is Scheme.FULL:
+                delta = exact_delta(epsilon, sqrt(rounds) * (2 * adds + rounding) / SIGMA)
+            else:
+                delta = poisson_delta(epsilon, batch.ratio, (adds + rounding) / SIGMA, rounds)
+            if batch.scheme is Scheme.WITHOUT_REPLACEMENT:
+                delta = poisson_delta(epsilon, batch.ratio, adds / SIGMA, rounds)
+                among_like = removal_delta(epsilon, batch.ratio, 2 * adds / SIGMA, rounds)
+                delta = max(delta, among_like)
+            pinsker = sqrt(mechanism.dimension * rounds / 1152) / SIGMA**2
+            delta += (1 + exp(epsilon)) * pinsker
+            assert delta <= silo.target.delta, (
+                f"δ is {float(delta):.3e}, promised {silo.target.delta:.3e}"
+            )
+
+
+def check_fits(
+    mechanism: Mechanism, participants: Sequence[Participant], everybody: bool | None = None
+) -> None:
+    """The largest mean that a silo can have, all records in one corner, is inside the range.
+
+    `everybody`: whether a batch can happen to be all records, which only coins can do.
+    """
+    batch = mechanism.batch
+    if everybody is None:
+        everybody = batch.scheme is Scheme.POISSON
+    fullest = 1 / batch.ratio if everybody else 1.0
+    for silo in participants:
+        for grid in mechanism.grids:
+            largest = mechanism.clip * silo.weight * fullest / grid
+            assert largest <= mechanism.largest_signal, "a mean lies beyond the range"
+
+
+Mixture = tuple[tuple[float, float], ...]  # (weight, mean) of unit Gaussians
+
+
+def poisson_delta(epsilon: float, ratio: float, half: float, rounds: int = 1) -> float:
+    """δ(ε) of R rounds of (1−q)·N(0,1) + q·N(±h,1), straight from its definition."""
+    upper, lower = (((1 - ratio, 0.0), (ratio, shift)) for shift in (half, -half))
+    return _hockey_stick(epsilon, upper, lower, rounds)
+
+
+def removal_delta(epsilon: float, ratio: float, shift: float, rounds: int = 1) -> float:
+    """δ(ε) of R rounds of (1−q)·N(0,1) + q·N(s,1) against N(0,1), the larger direction."""
+    upper, lower = (((1 - ratio, 0.0), (ratio, at)) for at in (shift, -shift))
+    alone = ((1.0, 0.0),)
+    return max(
+        _hockey_stick(epsilon, upper, alone, rounds), _hockey_stick(epsilon, alone, lower, rounds)
+    )
+
+
+def _hockey_stick(epsilon: float, upper: Mixture, lower: Mixture, rounds: int) -> float:
+    """P[A] − e^ε·Q[A] of the best event A, for densities whose ratio P/Q grows along the line.
+
+    One round: A = {y > t}, t by bisection.  Two: the other round's loss is added to ε, and
+    integrated over (smooth, so that the trapezoidal rule is exact).
+    """
+    if rounds == 1:
+        return float(_best_event(np.array([epsilon]), upper, lower)[0])
+    assert rounds == 2, "quadrature in one dimension only"
+    y = np.arange(-14.0, 14.0, 1 / 64)
+    density = _relative(upper, y)
+    left = epsilon - np.log(density / _relative(lower, y))
+    return float(stats.norm.pdf(y) * density @ _best_event(left, upper, lower)) / 64
+
+
+def _best_event(epsilon: Floats, upper: Mixture, lower: Mixture) -> Floats:
+    low, high = np.full(epsilon.shape, -60.0), np.full(epsilon.shape, 60.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        beyond = np.log(_relative(upper, middle)) - np.log(_relative(lower, middle)) > epsilon
+        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+    first, second = (
+        sum(weight * stats.norm.sf(high - mean) for weight, mean in mixture)
+        for mixture in (upper, lower)
+    )
+    return np.maximum(first - np.exp(epsilon) * second, 0)
+
+
+def _relative(mixture: Mixture, y: Floats) -> Floats:
+    """Its density over that of N(0, 1)."""
+    total = np.zeros(y.shape)
+    for weight, mean in mixture:
+        total += weight * np.exp(mean * y - mean * mean / 2)
+    return total
 
 
 def check_discretization_bound(distance: Callable[[int, float], float]) -> None:
@@ -170,7 +290,8 @@ def difference(first: NDArray[np.int64], second: NDArray[np.int64]) -> list[int]
     return [int(a) - int(b) for a, b in zip(first, second, strict=True)]
 
 
-def _pair(case: Neighbours) -> tuple[Records, Records]:
+def neighbours_encoded(case: Neighbours) -> tuple[Records, Records]:
+    """Both data sets as the silo would encode them."""
     values, labels = case.values.copy(), case.labels.copy()
     first = Records(case.task.encode(values), labels.copy())
     values[case.replaced], labels[case.replaced] = case.other_values, case.other_label

@@ -12,7 +12,8 @@ from silomix.consortium import Consortium
 from silomix.demo.processes import Process, Processes, Role
 from silomix_client.approve import approve, review
 from silomix_client.config import load as load_silo
-from silomix_client.ledger import Ledger, Spending
+from silomix_client.entries import Spending
+from silomix_client.ledger import Ledger
 from silomix_server import results
 
 LIMIT_S = 60.0
@@ -97,7 +98,7 @@ def spending(made: Consortium) -> list[Spending]:
     result = []
     for config in made.silos:
         settings = load_silo(config)
-        ledger = Ledger(settings.state, settings.policy.lifetime)
+        ledger = Ledger(settings.state, settings.policy)
         result.append(ledger.spending(made.study.identity))
         ledger.close()
     return result

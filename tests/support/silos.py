@@ -6,24 +6,30 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import floor, isqrt, sqrt
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 from numpy.typing import NDArray
 from silomix.consortium import Consortium
+from silomix_client import ledger as ledger_module
 from silomix_client.answer import StudyDesk
 from silomix_client.approve import approve, review
-from silomix_client.config import SiloConfig, load
+from silomix_client.config import EVERYBODY, Policy, SiloConfig, load
+from silomix_client.entries import Approval
 from silomix_client.errors import SiloError
 from silomix_client.keystream import fresh_keystream
 from silomix_client.ledger import Ledger, StoredReport
+from silomix_client.ledger_check import verify
 from silomix_client.snapshot import thaw
-from silomix_core.mechanism import PrivacyTarget
+from silomix_core.accounting.budget import Accountant, Budget
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.noise import RandomBytes
 from silomix_core.report import decode_report
 from silomix_core.study import Study
@@ -59,6 +65,17 @@ def copied(made: Consortium, folder: Path) -> Consortium:
     )
 
 
+def altered(made: Consortium, *changes: tuple[str, str]) -> Consortium:
+    """The same consortium with another study: text of its file replaced."""
+    path = made.folder / "study.toml"
+    text = path.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    return replace(made, study=Study.parse(text.encode()))
+
+
 def study_file(made: Consortium) -> bytes:
     return (made.folder / "study.toml").read_bytes()
 
@@ -70,8 +87,18 @@ def approved_silo(made: Consortium, index: int = 0) -> SiloConfig:
     return config
 
 
+def allowing(lifetime: PrivacyTarget, accountant: Accountant = Accountant.GAUSSIAN) -> Policy:
+    """A policy with this lifetime budget for everybody."""
+    return Policy({EVERYBODY: Budget(lifetime, accountant)})
+
+
+def approval_of(study: Study, silo: str | None = None) -> Approval:
+    """An approval without data: for tests of the ledger alone."""
+    return Approval(study, silo or study.silos[0].name, b"", bytes(32))
+
+
 def open_ledger(config: SiloConfig, lifetime: PrivacyTarget | None = None) -> Ledger:
-    return Ledger(config.state, lifetime or config.policy.lifetime)
+    return Ledger(config.state, allowing(lifetime) if lifetime else config.policy)
 
 
 def open_desk(
@@ -185,7 +212,7 @@ def exact_mean_at_zero(data: Path, study: Study) -> list[int]:
         residual = -size if row[task.label] == "1" else size
         for index, entry in enumerate(vector):
             total[index] += residual * entry
-    grid = study.mechanism().grid
+    grid = study.mechanism().grids[0]
     return [round(entry / (unit * residual_unit * len(rows) * grid)) for entry in total]
 
 
@@ -199,16 +226,16 @@ def answer_and_die(silo_toml: str, moment: str) -> None:
     ledger = open_ledger(config)
     desk = open_desk(config, made.study, ledger)
     descriptor, query = asked(made, 1)
-    fatal = {"before the row is written": "INSERT INTO charges", "before the commit": "COMMIT"}
+    fatal = {"before the row is written": "INSERT INTO entries", "before the commit": "COMMIT"}
     charging: list[str] = []
 
     def watch(statement: str) -> None:
-        if statement.startswith("INSERT INTO charges"):
+        if statement.startswith("INSERT INTO entries"):
             charging.append(statement)
         if charging and moment in fatal and statement.startswith(fatal[moment]):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    ledger._database.set_trace_callback(watch)
+    ledger.database.set_trace_callback(watch)
     if moment == "before the charge":
         setattr(ledger, "charge", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
     report = desk.answer(descriptor, query)
@@ -218,20 +245,25 @@ def answer_and_die(silo_toml: str, moment: str) -> None:
 
 
 def answer_all_rounds(silo_toml: str, epsilon: float) -> None:
-    """Try every round under a lifetime ε; print which were answered, with the SHA-256 of each."""
+    """Try every round of every approved study, in turn, under a lifetime ε.
+
+    Prints which were answered, as "study round", with the SHA-256 of each report.
+    """
     config = load(Path(silo_toml))
     made = _consortium_of(config)
-    lifetime = PrivacyTarget(epsilon, config.policy.lifetime.delta)
+    lifetime = PrivacyTarget(epsilon, config.policy.budgets[EVERYBODY].target.delta)
     ledger = open_ledger(config, lifetime)
-    desk = open_desk(config, made.study, ledger)
-    sent: dict[int, str] = {}
+    studies = [approval.study for approval in ledger.approvals()]
+    desks = [open_desk(config, study, ledger) for study in studies]
+    sent: dict[str, str] = {}
     for round_number in range(1, made.study.rounds + 1):
-        descriptor, query = asked(made, round_number)
-        try:
-            report = desk.answer(descriptor, query)
-        except SiloError:
-            continue
-        sent[round_number] = sha256(report.onion).hexdigest()
+        for study, desk in zip(studies, desks, strict=True):
+            descriptor, query = asked(replace(made, study=study), round_number)
+            try:
+                report = desk.answer(descriptor, query)
+            except SiloError:
+                continue
+            sent[f"{study.short_id} {round_number}"] = sha256(report.onion).hexdigest()
     ledger.close()
     print(json.dumps(sent))
 
@@ -247,3 +279,87 @@ def _consortium_of(config: SiloConfig) -> Consortium:
         mixes=tuple(folder / mix.name / "mix.toml" for mix in study.mixes),
         silos=tuple(folder / silo.name / "silo.toml" for silo in study.silos),
     )
+
+
+# Killed at every line ----------------------------------------------------------------------------
+
+
+def answer_killed_at(silo_toml: str, line: int, largest_row: int) -> bool:
+    """Answer round 1 in a child that gets SIGKILL before its `line`-th line; whether it did."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _answer_until(silo_toml, line, largest_row)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def _answer_until(silo_toml: str, line: int, largest_row: int) -> None:
+    config = load(Path(silo_toml))
+    made = _consortium_of(config)
+    ledger = open_ledger(config)
+    desk = open_desk(config, made.study, ledger)
+    descriptor, query = asked(made, 1)
+    ledger_module._LARGEST_ROW = largest_row
+    left = line
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., object] | None:
+        nonlocal left
+        if Path(frame.f_code.co_filename).name not in _WATCHED:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    report = desk.answer(descriptor, query)
+    sys.settrace(None)
+    (config.folder / "sent").write_bytes(report.onion)
+    os.kill(os.getpid(), signal.SIGKILL)  # sent, but nobody has heard of it
+
+
+_WATCHED = ("answer.py", "ledger.py", "chain.py", "snapshot.py")
+
+
+def kill_at_every_line(folder: str, largest_row: int) -> None:
+    """Kill a silo before each line between the query and the report; print what was found.
+
+    After each death the ledger must be whole; a report that was sent must be charged, and a round
+    that is asked again must be charged once and answered with the bytes that were stored.
+    """
+    lines = charged = 0
+    while True:
+        lines += 1
+        scratch = Path(folder).with_name(f"killed-{lines}")
+        shutil.copytree(folder, scratch)
+        silo_toml = scratch / "silo-1" / "silo.toml"
+        assert answer_killed_at(str(silo_toml), lines, largest_row)
+        config = load(silo_toml)
+        sent = config.folder / "sent"
+        ledger = open_ledger(config)
+        verify(ledger)
+        rounds = ledger.total().rounds
+        assert rounds in (0, 1), f"{rounds} charges after line {lines}"
+        assert rounds == 1 or not sent.exists(), f"sent without a charge, line {lines}"
+        made = _consortium_of(config)
+        descriptor, query = asked(made, 1)
+        stored = ledger.stored(made.study, 1, descriptor.digest)
+        assert (stored is not None) == (rounds == 1)
+        again = open_desk(config, made.study, ledger).answer(descriptor, query)
+        assert stored is None or again == stored, f"fresh noise for a charged round, line {lines}"
+        assert ledger.total().rounds == 1
+        assert verify(ledger).entries == 2
+        ledger.close()
+        charged += rounds
+        finished = sent.exists()
+        if finished:
+            assert sent.read_bytes() == again.onion
+        shutil.rmtree(scratch)
+        if finished:
+            print(json.dumps({"lines": lines, "charged": charged}))
+            return
+        assert lines < 1000

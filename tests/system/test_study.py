@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 from silomix.consortium import Consortium
 from support.consortia import make_consortium
 from support.processes import (
@@ -17,6 +18,7 @@ from support.processes import (
     spending,
     wait_until,
 )
+from support.silos import altered
 
 
 def test_a_killed_silo_is_done_without_while_the_minimum_holds(tmp_path: Path) -> None:
@@ -185,12 +187,31 @@ def test_no_log_or_command_line_shows_a_record_or_a_secret(tmp_path: Path) -> No
             assert not (re.search(r"silo-\d", line) and re.search(r"\bround=", line)), line
 
 
-def test_the_model_is_the_one_that_the_journalled_sums_give(tmp_path: Path) -> None:
+KINDS_OF_STUDY = {
+    "full batch": [],
+    "one pass, weighted": [
+        ('name = "noisy-mb-sgd"', 'name = "one-pass-mb-sgd"'),
+        ('name = "silo-1"\nrecords = 40', 'name = "silo-1"\nrecords = 40\nweight = 3'),
+    ],
+    "Poisson batches, own epsilon": [
+        ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'),
+        ("records = 50", "records = 50\nepsilon = 1\ndelta = 1e-5"),
+    ],
+}
+
+
+@pytest.mark.parametrize("changes", KINDS_OF_STUDY.values(), ids=KINDS_OF_STUDY)
+def test_the_model_is_the_one_that_the_journalled_sums_give(
+    tmp_path: Path, changes: list[tuple[str, str]]
+) -> None:
     from silomix_core.algorithms.catalogue import algorithm
     from silomix_core.algorithms.seam import Aggregate
     from silomix_server.journal import Journal
 
-    made = make_consortium(tmp_path / "c", rounds=12)
+    made = altered(make_consortium(tmp_path / "c", rounds=12), *changes)
+    for config in made.silos:
+        policy = 'epsilon = 6.0\ndelta = 1e-5\naccountant = "renyi"\n'
+        (config.parent / "policy.toml").write_text(policy, encoding="utf-8")
     approve_all(made)
     with running(made) as system:
         assert system.server_status() == 0, system.all_logs()
@@ -199,14 +220,23 @@ def test_the_model_is_the_one_that_the_journalled_sums_give(tmp_path: Path) -> N
     steps = algorithm(made.study.algorithm).start(made.study.algorithm_plan(mechanism))
     next(steps)
     model = None
-    for closed in Journal(state / f"journal-{made.study.short_id}.sqlite").rounds():
+    rounds = Journal(state / f"journal-{made.study.short_id}.sqlite").rounds()
+    for number, closed in enumerate(rounds, start=1):
         assert closed.total is not None
-        mean = closed.total.astype(np.float64) * (mechanism.grid / closed.reports)
+        grid = mechanism.grids[mechanism.phase_of(number)]
+        mean = closed.total.astype(np.float64) * (grid / closed.reports)
         try:
             steps.send(Aggregate(mean, closed.reports))
         except StopIteration as finished:
             model = finished.value
     assert np.array_equal(model, np.load(state / "model.npz")["weights"])
+    for silo, spent in zip(made.study.silos, spending(made), strict=True):
+        participant = made.study.participant(silo)
+        promised = participant.target
+        assert spent.rounds == 12
+        assert spent.epsilon(promised.delta) <= promised.epsilon
+        planned = mechanism.epsilon(participant)
+        assert spent.epsilon(promised.delta) == pytest.approx(planned, rel=1e-6)
 
 
 def _server_children_gone(made: Consortium) -> bool:

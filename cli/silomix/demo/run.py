@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from silomix_client.approve import approve, review
+from silomix_client.config import EVERYBODY
 from silomix_client.config import load as load_silo
 from silomix_client.ledger import Ledger
+from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.mechanism import ADJACENCY, PrivacyTarget
 from silomix_core.study import Study
 from silomix_server.results import progress
 
@@ -186,9 +187,10 @@ def _approve(config: Path, made: Consortium, console: Console) -> None:
     settings = load_silo(config)
     reviewed = review(settings, (made.folder / "study.toml").read_bytes())
     approve(settings, reviewed, datetime.now(UTC))
+    lifetime = settings.policy.budgets[EVERYBODY].target
     console.print(
         f"{settings.name} approves study {made.study.short_id}: {len(reviewed.records)} records, "
-        f"ε {reviewed.epsilon:.3f} of its policy's {settings.policy.lifetime.epsilon:g}"
+        f"ε {reviewed.epsilon:.3f} of its policy's {lifetime.epsilon:g}"
     )
 
 
@@ -263,7 +265,7 @@ def _ledgers(made: Consortium) -> list[LedgerLine]:
 def _ledger_line(config: Path, study: Study) -> LedgerLine:
     """What a silo's own ledger says it spent on this study."""
     settings = load_silo(config)
-    ledger = Ledger(settings.state, settings.policy.lifetime)
+    ledger = Ledger(settings.state, settings.policy)
     try:
         spent = ledger.spending(study.identity)
     finally:

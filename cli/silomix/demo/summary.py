@@ -2,11 +2,13 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.table import Table
-from silomix_core.mechanism import ADJACENCY, epsilon_of
+from silomix_core.accounting.composition import epsilon_of
+from silomix_core.accounting.events import ADJACENCY
 from silomix_core.study import Study
 
 PROTECTS_AGAINST = "the server, all mixes, the network and all other silos, colluding"
@@ -95,11 +97,7 @@ def draw(progress: list[dict[str, float]], summary: Summary, study: Study, path:
 
     rounds = [int(line["round"]) for line in progress]
     smallest = min(silo.records for silo in study.silos)
-    event = study.mechanism().event(smallest)
-    spent = [
-        epsilon_of(count * event.mu_squared, count * event.samples, study.target.delta)
-        for count in rounds
-    ]
+    spent = _spent_by_round(study, len(rounds))
     figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(8, 6.5))
     top.plot(rounds, [100 * line["error"] for line in progress], color="tab:blue", label="model")
     top.axhline(100 * summary.pooled_error, color="tab:green", ls="--", label="pooled, non-private")
@@ -122,3 +120,16 @@ def draw(progress: list[dict[str, float]], summary: Summary, study: Study, path:
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _spent_by_round(study: Study, rounds: int) -> list[float]:
+    """ε that the smallest silo has spent after each round, if it answered all: worst of phases."""
+    mechanism, answered = study.mechanism(), Counter[int]()
+    silo = study.participant(min(study.silos, key=lambda each: each.records))
+    spent = [0.0]
+    for number in range(1, rounds + 1):
+        phase = mechanism.phase_of(number)
+        answered[phase] += 1
+        event = mechanism.event(silo, phase)
+        spent.append(max(spent[-1], epsilon_of([(event, answered[phase])], silo.target.delta)))
+    return spent[1:]

@@ -3,7 +3,8 @@
 from silomix_core.algorithms import noisy_mb_sgd
 from silomix_core.algorithms.seam import Algorithm
 
-ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in (noisy_mb_sgd.ALGORITHM,)}
+_ALL = (noisy_mb_sgd.ALGORITHM, noisy_mb_sgd.ONE_PASS)
+ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 
 
 def algorithm(name: str) -> Algorithm:

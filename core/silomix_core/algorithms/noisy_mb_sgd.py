@@ -1,9 +1,11 @@
 """Noisy minibatch SGD: one projected step along the mean report each round.
 
 Lowy & Razaviyayn (2023), "Private federated learning without a trusted server", Algorithm 1, with
-K = n (full batch).  Departures, both choices of weights that their Algorithm 1 leaves open or that
-are post-processing of the same reports: a heavy-ball average of the gradients (momentum 0.8), and
-the output is the average of the last half of the iterates.
+the batches that the study names (full by default).  In its *one-pass* form (Thm 2.2) every record
+is used in one round only: as many disjoint phases as rounds.  Departures, both choices of weights
+that their Algorithm 1 leaves open or that are post-processing of the same reports: a heavy-ball
+average of the gradients (momentum 0.8), and the output is the average of the last half of the
+iterates.
 
 Step size from public quantities only: with noise σ√(d/N) on the mean report, R steps of size η
 wander by about η·σ·√(dR/N); η makes that a fixed part of the diameter of W, and never exceeds 300.
@@ -14,6 +16,7 @@ from math import sqrt
 import numpy as np
 
 from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Point, Query, Steps
+from silomix_core.mechanism import Phase
 
 MOMENTUM = 0.8
 _LARGEST_STEP = 300.0
@@ -51,8 +54,25 @@ def project(point: Point, radius: float) -> Point:
     return point if norm <= radius else point * (radius / norm)
 
 
+def every_round(rounds: int) -> tuple[Phase, ...]:
+    """All records in all rounds."""
+    return (Phase(rounds),)
+
+
+def one_round_each(rounds: int) -> tuple[Phase, ...]:
+    """Every record in one round."""
+    return (Phase(1, 1 / rounds),) * rounds
+
+
 ALGORITHM = Algorithm(
     name="noisy-mb-sgd",
-    summary="Noisy minibatch SGD, full batch, averaged output (Lowy & Razaviyayn, Alg. 1)",
+    summary="Noisy minibatch SGD, averaged output (Lowy & Razaviyayn, Alg. 1)",
     start=noisy_mb_sgd,
+    phases=every_round,
+)
+ONE_PASS = Algorithm(
+    name="one-pass-mb-sgd",
+    summary="Noisy minibatch SGD that uses every record once (Lowy & Razaviyayn, Thm 2.2)",
+    start=noisy_mb_sgd,
+    phases=one_round_each,
 )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from silomix_core.mechanism import Phase
+
 Point = NDArray[np.float64]
 
 
@@ -38,8 +40,8 @@ Steps = Generator[Query, Aggregate | None, Point]
 class AlgorithmPlan:
     """Public quantities from which an algorithm derives its parameters.
 
-    noise: standard deviation of the noise on a coordinate of one report; silos: how many are
-    enrolled; radius: of the ball W around 0 that the model is kept in.
+    noise: largest standard deviation of the noise on a coordinate of one report; silos: how many
+    are enrolled; radius: of the ball W around 0 that the model is kept in.
     """
 
     rounds: int
@@ -51,6 +53,9 @@ class AlgorithmPlan:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
+    """What a study can name; `phases` says how its rounds use the records (the privacy events)."""
+
     name: str
     summary: str
     start: Callable[[AlgorithmPlan], Steps]
+    phases: Callable[[int], tuple[Phase, ...]]

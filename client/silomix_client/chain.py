@@ -1,0 +1,68 @@
+"""A hash chain in SQLite: entries that can be appended and checked, not changed unnoticed.
+
+Entry k is a line of JSON; its hash is SHA-256(label ‖ hash of entry k−1 ‖ that line).  Whoever
+changes, removes or reorders entries must change every later hash, and so the *head*: the hash of
+the last entry, which silos log with every round.  An operator who kept any earlier head can tell
+whether it is still part of the chain.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from silomix_client.errors import LedgerBroken
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    number INTEGER PRIMARY KEY, line TEXT NOT NULL, hash BLOB NOT NULL
+);
+"""
+_LABEL = b"silomix ledger entry v1\0"
+_START = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that was done, as it was written down."""
+
+    number: int
+    hash: bytes
+    body: dict[str, Any]
+
+    @property
+    def short(self) -> str:
+        """Enough of the hash to note down and compare."""
+        return self.hash.hex()[:16]
+
+
+def append(database: sqlite3.Connection, body: dict[str, Any]) -> Entry:
+    """Add an entry; call it inside a transaction that holds the write lock."""
+    row = database.execute("SELECT number, hash FROM entries ORDER BY number DESC").fetchone()
+    number, previous = row if row else (0, _START)
+    line = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    entry = Entry(number + 1, _hash(previous, line), body)
+    database.execute("INSERT INTO entries VALUES (?, ?, ?)", (entry.number, line, entry.hash))
+    return entry
+
+
+def checked(database: sqlite3.Connection) -> Iterator[Entry]:
+    """All entries in order; LedgerBroken at the first that does not fit the one before it."""
+    previous, expected = _START, 1
+    for number, line, known in database.execute("SELECT * FROM entries ORDER BY number"):
+        if number != expected:
+            raise LedgerBroken(f"entry {expected} of the ledger is missing")
+        if _hash(previous, line) != known:
+            raise LedgerBroken(f"entry {number} of the ledger was changed")
+        try:
+            body = json.loads(line)
+        except ValueError as error:
+            raise LedgerBroken(f"entry {number} of the ledger cannot be read") from error
+        yield Entry(number, known, body)
+        previous, expected = known, number + 1
+
+
+def _hash(previous: bytes, line: str) -> bytes:
+    return sha256(_LABEL + previous + line.encode()).digest()

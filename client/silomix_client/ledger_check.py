@@ -1,0 +1,122 @@
+"""Reading a ledger from its first entry on: is it whole, and does everything follow from it?
+
+Checks the hash chain; that every approval's plan is what its study file asks for; that every
+charge is of an approved, open study, for a later round than the one before, and costs what that
+plan says; and that the sums and stored answers which the silo reads every round are those of the
+chain.  Nothing is taken from the code that wrote it but the formats.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from silomix_core.study import StudyId
+
+from silomix_client import chain
+from silomix_client.chain import Entry
+from silomix_client.entries import event_of, is_plan_of, planned_event
+from silomix_client.errors import LedgerBroken
+from silomix_client.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A ledger that is whole: how many entries it has, and the hash of the last (b"" if none)."""
+
+    entries: int
+    head: bytes
+
+
+@dataclass(slots=True)
+class _Story:
+    """What the chain has told so far."""
+
+    plans: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    populations: dict[str, str] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
+    last: dict[str, int] = field(default_factory=dict)
+    tallies: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    answers: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+
+
+def verify(ledger: Ledger, earlier_head: str | None = None) -> Verified:
+    """Check everything that was ever written; LedgerBroken says what does not fit.
+
+    `earlier_head` is (the beginning of) a head that the operator noted before: it must still be
+    part of the chain, or the ledger was rolled back.
+    """
+    story, entries, head, known = _Story(), 0, b"", earlier_head is None
+    for entry in chain.checked(ledger.database):
+        _read(entry, story, ledger)
+        entries, head = entry.number, entry.hash
+        known = known or entry.hash.hex().startswith(str(earlier_head).lower())
+    if not known:
+        raise LedgerBroken(
+            f"no entry has the hash {earlier_head}: the ledger was rolled back or replaced"
+        )
+    _check_tables(ledger, story)
+    return Verified(entries, head)
+
+
+def _read(entry: Entry, story: _Story, ledger: Ledger) -> None:
+    body = entry.body
+    try:
+        if body["kind"] == "approval":
+            _read_approval(body, story, ledger)
+        elif body["kind"] == "charge":
+            _read_charge(entry, story)
+        elif body["kind"] == "close":
+            story.closed.add(body["study"])
+        else:
+            raise LedgerBroken(f"of unknown kind {body['kind']!r}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerBroken(f"entry {entry.number} of the ledger cannot be read") from error
+    except LedgerBroken as error:
+        raise LedgerBroken(f"entry {entry.number} of the ledger: {error}") from error
+
+
+def _read_approval(body: dict[str, Any], story: _Story, ledger: Ledger) -> None:
+    approval = ledger.approval(StudyId(bytes.fromhex(body["study"])))
+    if body["study"] in story.plans:
+        raise LedgerBroken("the study was approved twice")
+    if sha256(approval.partition).hexdigest() != body["partition"]:
+        raise LedgerBroken("the study's split into phases was changed")
+    if not is_plan_of(body["plan"], approval):
+        raise LedgerBroken("the recorded plan is not what the study asks for")
+    story.plans[body["study"]] = body["plan"]
+    story.populations[body["study"]] = body["population"]
+
+
+def _read_charge(entry: Entry, story: _Story) -> None:
+    body = entry.body
+    study, number, phase = body["study"], body["round"], body["phase"]
+    if study not in story.plans or study in story.closed:
+        raise LedgerBroken("a charge for a study that is not approved, or closed")
+    if number <= story.last.get(study, 0):
+        raise LedgerBroken(f"round {number} is charged after round {story.last[study]}")
+    event, rounds = planned_event(story.plans[study], phase)
+    if event_of(body["event"]) != event:
+        raise LedgerBroken("the charge is not the event that was agreed to")
+    line = json.dumps(body["event"], sort_keys=True)
+    story.tallies[study, phase, line] += 1
+    if story.tallies[study, phase, line] > rounds:
+        raise LedgerBroken("more rounds than the phase has")
+    story.last[study] = number
+    story.answers[study, number] = (body["query"], entry.number)
+
+
+def _check_tables(ledger: Ledger, story: _Story) -> None:
+    rows = ledger.database.execute("SELECT study, phase, event, count FROM tallies")
+    if {(study.hex(), phase, event): count for study, phase, event, count in rows} != story.tallies:
+        raise LedgerBroken("the ledger's sums do not follow from its entries")
+    rows = ledger.database.execute("SELECT study, round, digest, entry FROM answers")
+    if {(row[0].hex(), row[1]): (row[2].hex(), row[3]) for row in rows} != story.answers:
+        raise LedgerBroken("the stored answers are not those that were charged")
+    rows = ledger.database.execute("SELECT study, population, closed IS NOT NULL FROM studies")
+    if {row[0].hex(): (row[1], bool(row[2])) for row in rows} != {
+        study: (population, study in story.closed)
+        for study, population in story.populations.items()
+    }:
+        raise LedgerBroken("the list of studies does not follow from its entries")

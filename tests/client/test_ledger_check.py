@@ -1,0 +1,208 @@
+"""The ledger as evidence: whatever is changed in it, by whomever, `verify` says so."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from hashlib import sha256
+
+import pytest
+from silomix.consortium import Consortium
+from silomix_client import chain
+from silomix_client.approve import approve, review
+from silomix_client.config import SiloConfig
+from silomix_client.errors import (
+    BudgetExhausted,
+    LedgerBroken,
+    NotApproved,
+    RefusedQuery,
+)
+from silomix_client.ledger import Ledger
+from silomix_client.ledger_check import verify
+from silomix_client.run import run
+from silomix_core.accounting.composition import epsilon_of
+from silomix_core.accounting.events import PrivacyTarget
+from support.silos import (
+    NOW,
+    allowing,
+    approval_of,
+    approved_silo,
+    asked,
+    open_desk,
+    open_ledger,
+    study_file,
+)
+
+
+@pytest.fixture
+def config(consortium: Consortium) -> SiloConfig:
+    return approved_silo(consortium)
+
+
+@pytest.fixture
+def ledger(consortium: Consortium, config: SiloConfig) -> Iterator[Ledger]:
+    """An approval and three charged rounds: four entries."""
+    ledger = open_ledger(config)
+    desk = open_desk(config, consortium.study, ledger)
+    for round_number in (1, 2, 4):
+        desk.answer(*asked(consortium, round_number))
+    yield ledger
+    ledger.close()
+
+
+def change(ledger: Ledger, statement: str, *values: object) -> None:
+    """What somebody with the file and SQLite can do."""
+    ledger.database.execute("PRAGMA foreign_keys=OFF")
+    ledger.database.execute(statement, values)
+
+
+def rewrite(ledger: Ledger, number: int, edit: Callable[[dict[str, object]], object]) -> None:
+    """The careful forger: edits an entry and computes all later hashes anew."""
+    rows = ledger.database.execute("SELECT number, line FROM entries ORDER BY number").fetchall()
+    bodies = {row[0]: json.loads(row[1]) for row in rows}
+    edit(bodies[number])
+    ledger.database.execute("DELETE FROM entries")
+    for body in bodies.values():
+        chain.append(ledger.database, body)
+
+
+def test_an_honest_ledger_is_whole_and_its_head_is_the_last_entry(ledger: Ledger) -> None:
+    found = verify(ledger)
+    (head,) = ledger.database.execute("SELECT hash FROM entries WHERE number = 4").fetchone()
+    assert (found.entries, found.head) == (4, head)
+
+
+def test_the_chain_can_be_recomputed_from_its_description(ledger: Ledger) -> None:
+    """SHA-256(label ‖ previous ‖ line), as docs/privacy.md says, starting with 32 zero bytes."""
+    previous = bytes(32)
+    for line, known in ledger.database.execute("SELECT line, hash FROM entries ORDER BY number"):
+        previous = sha256(b"silomix ledger entry v1\0" + previous + line.encode()).digest()
+        assert previous == known
+
+
+def test_an_empty_ledger_is_whole(
+    config: SiloConfig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    empty = Ledger(tmp_path_factory.mktemp("empty"), config.policy)
+    assert verify(empty).entries == 0
+    empty.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (
+            "UPDATE entries SET line = replace(line, '2026', '2025') WHERE number = 2",
+            "entry 2.*changed",
+        ),
+        ("UPDATE entries SET line = '{}' WHERE number = 3", "entry 3.*changed"),
+        ("UPDATE entries SET hash = zeroblob(32) WHERE number = 4", "entry 4.*changed"),
+        ("DELETE FROM entries WHERE number = 2", "entry 2.*missing"),
+        ("DELETE FROM entries WHERE number = 4", "answers are not|sums do not follow"),
+        ("DELETE FROM entries", "sums do not follow|list of studies"),
+        ("UPDATE tallies SET count = 1", "sums do not follow"),
+        ("DELETE FROM tallies", "sums do not follow"),
+        ("DELETE FROM answers WHERE round = 4", "answers are not"),
+        ("UPDATE answers SET digest = zeroblob(32) WHERE round = 4", "answers are not"),
+        ("UPDATE answers SET round = 3 WHERE round = 4", "answers are not"),
+        ("UPDATE studies SET partition = zeroblob(32)", "entry 1.*split into phases was changed"),
+        ("UPDATE studies SET closed = 4", "list of studies"),
+        ("UPDATE studies SET population = 'nobody'", "list of studies"),
+    ],
+)
+def test_every_change_of_a_table_is_found(ledger: Ledger, statement: str, message: str) -> None:
+    change(ledger, statement)
+    with pytest.raises(LedgerBroken, match=message):
+        verify(ledger)
+
+
+@pytest.mark.parametrize(
+    ("number", "edit", "message"),
+    [
+        (2, lambda body: body["event"].update(sensitivity=1.0), "not the event that was agreed"),
+        (2, lambda body: body["event"].update(noise=2.0**40), "not the event that was agreed"),
+        (3, lambda body: body.update(round=1), "round 1 is charged after round 1"),
+        (3, lambda body: body.update(study="00" * 32), "not approved, or closed"),
+        (3, lambda body: body.update(kind="nothing"), "unknown kind"),
+        (3, lambda body: body.pop("event"), "cannot be read"),
+        (3, lambda body: body.update(query="00" * 32), "answers are not"),
+        (
+            1,
+            lambda body: body["plan"][0]["event"].update(sensitivity=1.0),
+            "not what the study asks",
+        ),
+        (1, lambda body: body["plan"][0].update(rounds=500), "not what the study asks"),
+        (1, lambda body: body.update(snapshot="00" * 32), "head"),
+    ],
+)
+def test_a_forger_who_mends_the_hashes_is_found_by_the_studies_or_by_a_noted_head(
+    ledger: Ledger, number: int, edit: Callable[[dict[str, object]], object], message: str
+) -> None:
+    noted = verify(ledger).head.hex()
+    rewrite(ledger, number, edit)
+    if message != "head":
+        with pytest.raises(LedgerBroken, match=message):
+            verify(ledger)
+    with pytest.raises(LedgerBroken):
+        verify(ledger, noted)
+
+
+def test_a_ledger_that_was_rolled_back_is_found_by_a_noted_head(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    """A backup from before round 5 is whole in itself: only a head noted since tells."""
+    backup = sqlite3.connect(":memory:")
+    ledger.database.backup(backup)
+    earlier = verify(ledger).head.hex()
+    open_desk(config, consortium.study, ledger).answer(*asked(consortium, 5))
+    noted = verify(ledger).head.hex()
+    assert verify(ledger, earlier[:16]).entries == 5
+    backup.backup(ledger.database)
+    assert verify(ledger, earlier).entries == 4
+    with pytest.raises(LedgerBroken, match="rolled back"):
+        verify(ledger, noted)
+
+
+def test_a_silo_does_not_run_on_a_broken_ledger(config: SiloConfig, ledger: Ledger) -> None:
+    change(ledger, "UPDATE tallies SET count = 1")
+    with pytest.raises(LedgerBroken, match="sums do not follow"):
+        run(config)
+
+
+def test_a_ledger_of_another_format_is_refused(config: SiloConfig) -> None:
+    database = sqlite3.connect(config.state / "ledger.sqlite")
+    database.execute("PRAGMA user_version = 1")
+    database.close()
+    with pytest.raises(LedgerBroken, match="another release"):
+        open_ledger(config)
+
+
+# Closing -----------------------------------------------------------------------------------------
+
+
+def test_a_closed_study_is_answered_no_more_and_frees_what_it_did_not_spend(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    """Three of five rounds were answered: their loss stays, the other two's comes back."""
+    content = study_file(consortium).replace(b"rounds = 5", b"rounds = 4")
+    smaller = review(config, content)
+    with pytest.raises(BudgetExhausted, match="beyond your policy's"):
+        approve(config, smaller, NOW)
+    desk = open_desk(config, consortium.study, ledger)
+    ledger.close_study(consortium.study.identity, NOW)
+    with pytest.raises(RefusedQuery, match="closed"):
+        desk.answer(*asked(consortium, 5))
+    with pytest.raises(NotApproved, match="already closed"):
+        ledger.close_study(consortium.study.identity, NOW)
+    assert ledger.total().rounds == 3
+    with pytest.raises(BudgetExhausted):  # its four rounds cost as much as the five of the other
+        approve(config, smaller, NOW)
+    event = ledger.approval(consortium.study.identity).event(1)[1]
+    planned = smaller.study.mechanism().transcripts(smaller.participant)[0]
+    needed = epsilon_of([(event, 3), *planned], 1e-5)
+    for factor, allowed in ((1 - 1e-6, False), (1 + 1e-6, True)):
+        roomy = Ledger(config.state, allowing(PrivacyTarget(needed * factor, 1e-5)))
+        with nullcontext() if allowed else pytest.raises(BudgetExhausted):
+            roomy.reserve(approval_of(smaller.study))
+        roomy.close()
+    assert verify(ledger).entries == 5
