@@ -1,0 +1,228 @@
+"""`silomix audit`, from its options to its verdict; nothing is left behind but the results."""
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
+from silomix_core.mechanism import Mechanism, Participant, Phase
+
+from silomix.audit.canary import CLIP, RECORDS, TASK, neighbours
+from silomix.audit.picture import draw
+from silomix.audit.scratch import AuditFailed, prepare
+from silomix.audit.trials import Observed, observe
+from silomix.audit.verdict import ALPHA, Check, Claim, Verdict, judge, power
+from silomix.demo.summary import PROTECTS_AGAINST
+
+VIOLATED = 3  # exit status
+_FEWEST, _MOST = 20, 100_000
+_MOST_STUDIES = 20  # in one silo's ledger: every charge looks at all of them
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    trials: int = 500
+    rounds: int = 4
+    epsilon: float = 6.0
+    delta: float = 1e-5
+    silo_command: str | None = None
+    json: Path | None = None
+    png: Path = Path("silomix-audit.png")
+
+    @property
+    def studies(self) -> int:
+        """How many studies a silo process answers: approving one costs half a process's start."""
+        return min(_MOST_STUDIES, 2 * round(sqrt(2 * self.trials) / 2))
+
+    @property
+    def command(self) -> list[str]:
+        """What `approve …` and `run …` are put behind."""
+        if self.silo_command is None:
+            return [sys.executable, "-m", "silomix", "silo"]
+        try:
+            command = shlex.split(self.silo_command)
+        except ValueError as error:
+            raise AuditFailed(f"--silo-command {self.silo_command!r}: {error}") from error
+        if not command or shutil.which(command[0]) is None:
+            raise AuditFailed(f"--silo-command {self.silo_command!r}: no such program")
+        return command[:-1] if command[-1] == "run" and len(command) > 1 else command
+
+
+def run_audit(options: AuditOptions) -> int:
+    """The whole audit; its exit status."""
+    console = Console(highlight=False, soft_wrap=True)
+    claim = _checked(options)
+    anyhow, by_any = power(claim, options.trials)
+    if by_any < 0.99:
+        console.print(
+            f"warning: with {options.trials} trials, twice the claimed mu would be noticed with "
+            f"probability {100 * by_any:.0f} % only; use more trials"
+        )
+    console.print(f"attacking {options.trials} studies, {options.rounds} rounds each …")
+    started = time.monotonic()
+    observed = _observe(options, claim, console)
+    verdict = judge(claim, observed, neighbours().direction)
+    seconds = time.monotonic() - started
+    figures = _figures(options, verdict, (anyhow, by_any), seconds)
+    draw(verdict, options.png)
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    _print(console, options, verdict, (anyhow, by_any), seconds)
+    return VIOLATED if verdict.violated else 0
+
+
+def _checked(options: AuditOptions) -> Claim:
+    """The claim, if everything that could be wrong with the options is right."""
+    if not _FEWEST <= options.trials <= _MOST or options.trials % 2:
+        raise AuditFailed(
+            f"--trials: an even number from {_FEWEST} to {_MOST}, half for D, half D′"
+        )
+    if not 1 <= options.rounds <= 1000:
+        raise AuditFailed("--rounds: from 1 to 1000")
+    for name, path in (("--json", options.json), ("--png", options.png)):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise AuditFailed(f"{name} {path}: there is no such folder")
+        if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
+            raise AuditFailed(f"{name} {path}: cannot be written")
+    if find_spec("matplotlib") is None:
+        raise AuditFailed("the picture needs matplotlib; install silomix[demo]")
+    _ = options.command
+    try:
+        target = PrivacyTarget(options.epsilon, options.delta)
+        silo = Participant(RECORDS, target)
+        mechanism = Mechanism.calibrate(
+            [silo], clip=CLIP, dimension=TASK.dimension, phases=[Phase(options.rounds)]
+        )
+    except ValueError as error:
+        raise AuditFailed(str(error)) from error
+    return Claim(target, sqrt(options.rounds) * mechanism.event(silo).mu, options.rounds)
+
+
+def _observe(options: AuditOptions, claim: Claim, console: Console) -> Observed:
+    """All trials, in a scratch folder that is gone afterwards; SIGTERM is handled like Ctrl-C."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+    async def work(folder: Path) -> Observed:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        bar = progress.add_task("approving studies", total=None)
+        scratch = await prepare(
+            folder / "consortium",
+            options.command,
+            claim.target,
+            rounds=options.rounds,
+            studies=options.studies,
+            data=neighbours(),
+        )
+        progress.update(bar, description="attacking the silo", total=options.trials)
+        return await observe(
+            scratch, options.command, options.trials, lambda: progress.advance(bar)
+        )
+
+    with tempfile.TemporaryDirectory(prefix="silomix-audit-", ignore_cleanup_errors=True) as name:
+        try:
+            with progress:
+                return asyncio.run(work(Path(name)))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise AuditFailed("interrupted; nothing was kept") from None
+
+
+def _figures(
+    options: AuditOptions, verdict: Verdict, powers: tuple[float, float], seconds: float
+) -> dict[str, Any]:
+    claim = verdict.claim
+    return {
+        "verdict": "violated" if verdict.violated else "consistent",
+        "violations": [check.says for check in verdict.checks if not check.passed],
+        "adjacency": ADJACENCY,
+        "protects_against": PROTECTS_AGAINST,
+        "epsilon_claimed": claim.target.epsilon,
+        "delta_claimed": claim.target.delta,
+        "mu_claimed": claim.mu,
+        "mu_lower_bound": verdict.mu_lower,
+        "mu_lower_bound_gaussian": verdict.mu_lower_gaussian,
+        "mu_estimate": verdict.mu_estimate,
+        "epsilon_lower_bound": verdict.epsilon_lower,
+        "epsilon_lower_bound_gaussian": verdict.epsilon_lower_gaussian,
+        "noise_upper_bound": verdict.noise_upper,
+        "noise_estimate": verdict.noise_estimate,
+        "confidence": 1 - ALPHA,
+        "false_alarm_at_most": ALPHA,
+        "power_twice_mu": powers[1],
+        "power_twice_mu_any_distribution": powers[0],
+        "trials": verdict.trials,
+        "rounds": claim.rounds,
+        "records": RECORDS,
+        "dimension": TASK.dimension,
+        "false_positives": [verdict.false_positives, len(verdict.first)],
+        "false_negatives": [verdict.false_negatives, len(verdict.second)],
+        "checks": {
+            check.name: {"passed": check.passed, "says": check.says} for check in verdict.checks
+        },
+        "silo_command": options.command,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _print(
+    console: Console,
+    options: AuditOptions,
+    verdict: Verdict,
+    powers: tuple[float, float],
+    seconds: float,
+) -> None:
+    claim, n, m = verdict.claim, len(verdict.first), len(verdict.second)
+    lines = {
+        "audited": f"{shlex.join(options.command)} run",
+        "claim": f"epsilon {claim.target.epsilon:g} at delta {claim.target.delta:g} "
+        f"(mu {claim.mu:.3f}) for all {claim.rounds} rounds of a study; {ADJACENCY}",
+        "against": PROTECTS_AGAINST,
+        "attack": f"{verdict.trials} studies in {seconds:.0f} s; D taken for D′ "
+        f"{verdict.false_positives} of {n} times, D′ for D {verdict.false_negatives} of {m} times",
+        "measured": f"mu at least {verdict.mu_lower:.3f} and epsilon at least "
+        f"{verdict.epsilon_lower:.3f} (whatever the noise is)",
+        "if Gaussian": f"mu {verdict.mu_estimate:.3f}, at least {verdict.mu_lower_gaussian:.3f}; "
+        f"epsilon at least {verdict.epsilon_lower_gaussian:.3f}; "
+        f"noise {verdict.noise_estimate:.3f} times what is claimed",
+        "confidence": f"{100 * (1 - ALPHA):g} % for all bounds together; half the noise, or any "
+        f"other way to twice the claimed mu, is found with probability {_probability(powers[1])}",
+        "checks": "; ".join(_brief(check) for check in verdict.checks),
+        "picture": str(options.png),
+    }
+    for name, text in lines.items():
+        console.print(f"{name:<13}{text}", markup=False)
+    for check in verdict.checks:
+        if not check.passed:
+            console.print(f"{'violation':<13}{check.says}", markup=False, style="red")
+    word = "violated" if verdict.violated else "consistent"
+    console.print(f"{'verdict':<13}{word}", markup=False, style="bold")
+
+
+def _brief(check: Check) -> str:
+    return f"{check.name} {'ok' if check.passed else 'FAILED'}"
+
+
+def _probability(value: float) -> str:
+    return "above 99.99 %" if value > 0.9999 else f"{100 * value:.2f} %"

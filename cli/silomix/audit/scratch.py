@@ -1,0 +1,160 @@
+"""The audit's own consortium, in a folder that is deleted afterwards: one silo, many studies.
+
+The silo's operator is played through the audited build's own `silo approve`.  Every study is a
+population with a data set (D or D′) and a lifetime budget of its own, exactly the claimed (ε, δ):
+so each trial has a fresh budget.  A silo process later runs on a copy of the approved folder: a
+fresh ledger for every process.
+"""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+from silomix_client.config import SiloConfig, load
+from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.study import Study
+from silomix_server.children import end, spawn
+
+from silomix.audit.canary import CLIP, RADIUS, RECORDS, TASK, Neighbours
+from silomix.consortium import Addresses, Consortium, StudyChoices, create
+from silomix.demo.processes import tail
+from silomix.demo.run import free_ports
+from silomix.demo.tables import write_csv
+
+_DATA = ("first.csv", "second.csv")
+_APPROVE_S = 120.0
+_AT_ONCE = 2
+
+
+class AuditFailed(Exception):
+    """The audit could not be carried out; nothing is known about the silo."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedStudy:
+    study: Study
+    second: bool  # whether its data set is D′
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """An approved silo that has answered nothing yet."""
+
+    made: Consortium
+    studies: tuple[ApprovedStudy, ...]
+
+    def copied(self, number: int) -> SiloConfig:
+        """The silo once more, in a folder of its own."""
+        silo = self.made.silos[0]
+        folder = self.made.folder / "processes" / str(number) / silo.parent.name
+        shutil.copytree(silo.parent, folder)
+        return load(folder / silo.name)
+
+
+async def prepare(
+    folder: Path,
+    command: Sequence[str],
+    target: PrivacyTarget,
+    *,
+    rounds: int,
+    studies: int,
+    data: Neighbours,
+) -> Scratch:
+    """Make the consortium and let the audited build approve `studies` studies, D and D′ in turn."""
+    made = _create(folder, target, rounds)
+    silo = made.silos[0].parent
+    for table, name in zip((data.first, data.second), _DATA, strict=True):
+        write_csv(table, TASK, silo / name)
+    write_csv(data.first, TASK, silo / "data.csv")
+    names = [f"trial-{number + 1}" for number in range(studies)]
+    _write_policy(silo / "policy.toml", names, target)
+    template = (folder / "study.toml").read_bytes()
+    approved = []
+    for number, name in enumerate(names):
+        content = template.replace(b'name = "audit"', f'name = "audit {name}"'.encode(), 1)
+        (folder / f"{name}.toml").write_bytes(content)
+        approved.append(ApprovedStudy(Study.parse(content), second=number % 2 == 1))
+    turns = asyncio.Semaphore(_AT_ONCE)
+    await together(_approve(command, made, name, turns) for name in names)
+    return Scratch(made, tuple(approved))
+
+
+def _create(folder: Path, target: PrivacyTarget, rounds: int) -> Consortium:
+    fleet, channel, control, *mixes = (f"127.0.0.1:{port}" for port in free_ports(5))
+    choices = StudyChoices(
+        name="audit",
+        algorithm="noisy-mb-sgd",
+        rounds=rounds,
+        radius=RADIUS,
+        clip=CLIP,
+        target=target,
+        minimum_batch=1,
+        deadline_s=60.0,
+    )
+    addresses = Addresses(fleet, channel, control, tuple(mixes))
+    return create(folder, TASK, (RECORDS,), choices, addresses)
+
+
+def _write_policy(path: Path, names: Sequence[str], target: PrivacyTarget) -> None:
+    budget = {"epsilon": target.epsilon, "delta": target.delta}
+    populations = [
+        {"name": name, "data": _DATA[number % 2], **budget} for number, name in enumerate(names)
+    ]
+    path.write_text(tomli_w.dumps(budget | {"populations": populations}), encoding="utf-8")
+
+
+async def _approve(
+    command: Sequence[str], made: Consortium, name: str, turns: asyncio.Semaphore
+) -> None:
+    log = made.folder / f"{name}.log"
+    study = made.folder / f"{name}.toml"
+    arguments = ["approve", str(made.silos[0]), str(study), "--population", name, "--yes"]
+    async with turns, running([*command, *arguments], log) as child:
+        try:
+            async with asyncio.timeout(_APPROVE_S):
+                await ended(child)
+        except TimeoutError:
+            raise AuditFailed(f"`silo approve` takes longer than {_APPROVE_S:g} s") from None
+        if child.returncode != 0:
+            raise AuditFailed(f"the silo did not approve the audit's study: {said(log)}")
+
+
+@asynccontextmanager
+async def running(arguments: list[str], log: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A process of the audited build, gone when this is left, however."""
+    try:
+        # from this thread: the kernel's signal at the parent's death follows the starting thread
+        child = spawn(arguments, log)
+    except OSError as error:
+        raise AuditFailed(f"cannot start {arguments[0]}: {error.strerror}") from error
+    try:
+        yield child
+    finally:
+        await asyncio.shield(asyncio.to_thread(end, child))
+
+
+async def together(jobs: Iterable[Coroutine[None, None, None]]) -> None:
+    """Do all of them; the first that fails ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                group.create_task(job)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def ended(child: subprocess.Popen[bytes]) -> None:
+    while child.poll() is None:  # noqa: ASYNC110 a Popen tells nobody
+        await asyncio.sleep(0.02)
+
+
+def said(log: Path) -> str:
+    """What a process said last."""
+    lines = tail(log, 5)
+    own = [line for line in lines if line.startswith("silomix: ")]
+    return (own or lines or ["nothing"])[-1].removeprefix("silomix: ")

@@ -1,0 +1,144 @@
+"""What an audit's counts and measurements prove: bounds on μ and ε that hold with a stated error.
+
+An attacker who must tell two neighbouring data sets apart errs in two ways: says D′ when it was D
+(false positive, rate a) and D when it was D′ (false negative, rate b).  Privacy is a lower bound on
+those errors, so an attacker who errs less refutes it:
+
+    μ-GDP   b ≥ Φ(Φ⁻¹(1 − a) − μ)        so  μ ≥ Φ⁻¹(1 − a) − Φ⁻¹(b)
+            (Dong, Roth, Su 2022, "Gaussian differential privacy", Def. 4 and eq. 6)
+    (ε, δ)  a + e^ε·b ≥ 1 − δ, and with a and b exchanged
+            (Kairouz, Oh, Viswanath 2015, "The composition theorem for DP", Thm 2.1)
+
+    pooled  (a + b)/2 ≥ Φ(−μ/2), the best that any threshold reaches   so  μ ≥ −2·Φ⁻¹((a + b)/2)
+
+With Clopper–Pearson upper limits in place of a, b and (a + b)/2 these hold whatever the noise looks
+like.  (As many trials with rate a as with rate b have no more chance of few errors than twice as
+many with rate (a + b)/2: Hoeffding 1956, Thm 5; so the limit is valid for their sum.)
+`gaussian_mu_lower` and `noise_upper` are sharper and assume that it is Gaussian.
+"""
+
+from math import inf, log, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+Floats = NDArray[np.float64]
+
+
+def rate_upper(errors: int, trials: int, alpha: float) -> float:
+    """Clopper & Pearson (1934): the true rate lies above this with probability at most α."""
+    _check_counts(errors, trials, alpha)
+    return 1.0 if errors == trials else float(stats.beta.isf(alpha, errors + 1, trials - errors))
+
+
+def rate_lower(errors: int, trials: int, alpha: float) -> float:
+    """The true rate lies below this with probability at most α."""
+    return 1.0 - rate_upper(trials - errors, trials, alpha)
+
+
+def mu_lower(false_positives: float, false_negatives: float) -> float:
+    """The least μ that two error rates allow; 0 if they refute nothing."""
+    if false_positives <= 0 or false_negatives <= 0:
+        return inf
+    if false_positives >= 1 or false_negatives >= 1:
+        return 0.0
+    bound = stats.norm.isf(false_positives) - stats.norm.ppf(false_negatives)
+    return max(0.0, float(bound))
+
+
+def mu_lower_pooled(errors: float) -> float:
+    """The least μ that the average of the two error rates allows; 0 if it refutes nothing."""
+    if errors <= 0:
+        return inf
+    return max(0.0, -2 * float(stats.norm.ppf(errors))) if errors < 1 else 0.0
+
+
+def epsilon_lower(false_positives: float, false_negatives: float, delta: float) -> float:
+    """The least ε that two error rates allow at `delta`; 0 if they refute nothing."""
+    bound = 0.0
+    for one, other in (
+        (false_positives, false_negatives),
+        (false_negatives, false_positives),
+    ):
+        if 1 - delta - one > 0:
+            bound = max(bound, log((1 - delta - one) / other) if other > 0 else inf)
+    return bound
+
+
+def gaussian_mu_lower(first: Floats, second: Floats, alpha: float) -> float:
+    """A lower limit of μ = (difference of means)/σ for Gaussian samples of one unknown σ.
+
+    Student's statistic is noncentral t with noncentrality μ·√(n₁n₂/(n₁ + n₂)); the limit is where
+    what was seen, or more, has probability α.
+    """
+    statistic, freedom, root = _student(first, second)
+
+    def excess(mu: float) -> float:
+        return float(stats.nct.sf(statistic, freedom, mu * root)) - alpha
+
+    if statistic <= 0 or excess(0.0) >= 0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, statistic / root, xtol=1e-9))
+
+
+def gaussian_mu(first: Floats, second: Floats) -> float:
+    """The difference of means in standard deviations."""
+    statistic, _, root = _student(first, second)
+    return statistic / root
+
+
+def noise_upper(samples: Floats, alpha: float) -> float:
+    """An upper limit of the standard deviation of centred Gaussian samples, by χ²."""
+    values = samples.ravel()
+    return sqrt(float(values @ values) / float(stats.chi2.ppf(alpha, len(values))))
+
+
+def correlation(first: Floats, second: Floats) -> tuple[float, float]:
+    """Correlation of centred samples that should be independent; p-value of Student's test."""
+    x, y = first.ravel(), second.ravel()
+    r = float(x @ y / sqrt(float(x @ x) * float(y @ y)))
+    if abs(r) >= 1:
+        return r, 0.0
+    t = r * sqrt((len(x) - 1) / (1 - r * r))
+    return r, float(2 * stats.t.sf(abs(t), len(x) - 1))
+
+
+# How much an audit can see, before it is run ------------------------------------------------------
+
+
+def detection(mu_claimed: float, mu_true: float, trials: int, alpha: float) -> float:
+    """Probability that `mu_lower_pooled` exceeds the claim, with its limit of error α.
+
+    Half of the trials for each data set, the threshold in the middle.
+    """
+    mass = stats.binom.pmf(np.arange(trials + 1), trials, stats.norm.sf(mu_true / 2))
+    refuted = [
+        mu_lower_pooled(rate_upper(errors, trials, alpha)) > mu_claimed
+        for errors in range(trials + 1)
+    ]
+    return float(mass[np.array(refuted)].sum())
+
+
+def gaussian_detection(mu_claimed: float, mu_true: float, trials: int, alpha: float) -> float:
+    """Probability that `gaussian_mu_lower` exceeds the claim."""
+    half = trials // 2
+    root, freedom = sqrt(half / 2), 2 * half - 2
+    critical = stats.nct.isf(alpha, freedom, mu_claimed * root)
+    return float(stats.nct.sf(critical, freedom, mu_true * root))
+
+
+def _student(first: Floats, second: Floats) -> tuple[float, int, float]:
+    """Statistic, degrees of freedom and √(n₁n₂/(n₁ + n₂)) of the two-sample test."""
+    n, m = len(first), len(second)
+    if n < 2 or m < 2:
+        raise ValueError("two samples of at least two values each are needed")
+    freedom, root = n + m - 2, sqrt(n * m / (n + m))
+    squares = float(((first - first.mean()) ** 2).sum() + ((second - second.mean()) ** 2).sum())
+    difference = float(second.mean() - first.mean())
+    return root * difference / sqrt(squares / freedom), freedom, root
+
+
+def _check_counts(errors: int, trials: int, alpha: float) -> None:
+    if not (0 <= errors <= trials and trials > 0 and 0 < alpha < 1):
+        raise ValueError(f"need 0 <= errors <= trials and 0 < alpha < 1, got {errors}/{trials}")

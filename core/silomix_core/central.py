@@ -1,0 +1,288 @@
+"""Central figures, honestly: what a study's reports give away, and to whom.
+
+Three figures, in this order:
+
+local     against everybody but the silo itself; what the mechanism was calibrated for
+shuffled  against the server, if a mix is honest.  Shuffling amplifies only if a report is private
+          in its *whole* input.  A report on many records is private in each of them, not in all of
+          them at once, so for full batches nothing is claimed; one-record reports have a theorem
+sum       against outsiders who see only models.  A model is a function of sums of k reports or
+          more, whose noises add up.  This trusts the server to keep the reports to itself; it is
+          not amplification by shuffling
+
+Neighbouring data sets: one record of one silo replaced.  Where no theorem applies a figure has no
+ε but a reason, and the local figure is the one to quote.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import isfinite, sqrt
+
+from silomix_core.accounting.composition import epsilon_of
+from silomix_core.accounting.events import PrivacyEvent, Scheme
+from silomix_core.accounting.gaussian import discretization_delta
+from silomix_core.bounds.shuffling import CentralFigure, one_record_reports
+from silomix_core.bounds.validity import OutsideValidity
+from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.noise import SIGMA_UNITS
+
+NO_THEOREM = "none"
+
+
+class Against(Enum):
+    """Whom a figure protects against."""
+
+    EVERYBODY = "everybody: server, mixes and all other silos"
+    SERVER = "the server (honest mix)"
+    OUTSIDERS = "outsiders who see only the published models"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a theorem needs, and whether the study has it."""
+
+    text: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """(ε, δ) of the whole study for every one of its records, or why none is claimed.
+
+    `assumption` says who is trusted, and with what.
+    """
+
+    name: str
+    against: Against
+    epsilon: float | None
+    delta: float
+    theorem: str
+    assumption: str
+    conditions: tuple[Condition, ...] = ()
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) != (self.reason is not None):
+            raise ValueError("a figure has either an epsilon or a reason for having none")
+        if self.epsilon is not None and not (isfinite(self.epsilon) and self.epsilon >= 0):
+            raise ValueError(f"epsilon={self.epsilon} is no claim")
+        if self.epsilon is not None and not all(each.holds for each in self.conditions):
+            raise ValueError("an epsilon is claimed although a condition fails")
+
+
+def central_figures(
+    mechanism: Mechanism, participants: Sequence[Participant], *, minimum_batch: int
+) -> tuple[Figure, Figure, Figure]:
+    """The figures (local, shuffled, sum) that hold for every silo, all at the largest of their δ.
+
+    `participants` are all silos of the study; a round with fewer than `minimum_batch` reports
+    releases nothing.
+    """
+    if not participants:
+        raise ValueError("a study needs at least one silo")
+    if not 1 <= minimum_batch <= len(participants):
+        raise ValueError(
+            f"the minimum batch must lie between 1 and {len(participants)}, got {minimum_batch}"
+        )
+    study = _Study(
+        mechanism=mechanism,
+        kinds=tuple(set(participants)),
+        silos=len(participants),
+        minimum_batch=minimum_batch,
+        delta=max(each.target.delta for each in participants),
+    )
+    local = _local(study)
+    return local, _shuffled(study, local.epsilon), _sum(study, local.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class _Study:
+    mechanism: Mechanism
+    kinds: tuple[Participant, ...]  # silos that differ
+    silos: int
+    minimum_batch: int
+    delta: float
+
+    def samples(self, phase: int) -> int:
+        """Coordinates of all reports of a phase: where noise of several silos enters a proof, it
+        has to be exchanged for all of them."""
+        mechanism = self.mechanism
+        return self.silos * mechanism.dimension * mechanism.phases[phase].rounds
+
+
+def _local(study: _Study) -> Figure:
+    theorem = {
+        Scheme.FULL: "Dong, Roth, Su 2022, Corollary 2; Balle, Wang 2018, Theorem 8",
+        Scheme.POISSON: "Zhu, Dong, Wang 2022, Theorem 10 (privacy loss distributions)",
+        Scheme.WITHOUT_REPLACEMENT: "Wang, Balle, Kasiviswanathan 2019, Theorem 27 (Rényi)",
+    }[study.mechanism.batch.scheme]
+    epsilon = max(study.mechanism.epsilon(each, study.delta) for each in study.kinds)
+    claimed = isfinite(epsilon)
+    return Figure(
+        name="local",
+        against=Against.EVERYBODY,
+        epsilon=epsilon if claimed else None,
+        delta=study.delta,
+        theorem=f"{theorem}; for integer noise docs/decisions/0005-integer-noise.md"
+        if claimed
+        else NO_THEOREM,
+        assumption="a silo trusts its own machine and nobody else",
+        reason=None if claimed else "no guarantee claimed, because delta is too small for any",
+    )
+
+
+# The server, behind an honest mix -----------------------------------------------------------------
+
+
+def _shuffled(study: _Study, epsilon_local: float | None) -> Figure:
+    one_record = all(_one_record(study.mechanism, each) for each in study.kinds)
+    conditions: tuple[Condition, ...] = (
+        Condition("a report depends on one record, its whole input", one_record),
+        Condition("a batch has at least two reports", study.minimum_batch >= 2),
+    )
+    bound: CentralFigure | None = None
+    reason = _no_shuffling(study, one_record)
+    if reason is None and epsilon_local is not None:
+        bound = _one_record_bound(study, epsilon_local)
+        gained = bound is not None and not bound.vacuous and bound.epsilon < epsilon_local
+        conditions += (Condition("the bound is below the local epsilon", gained),)
+        if not gained:
+            reason = _none(f"no bound for {study.minimum_batch} reports is below the local epsilon")
+    elif reason is None:
+        reason = _none("there is no local guarantee to amplify")
+    return Figure(
+        name="shuffled",
+        against=Against.SERVER,
+        epsilon=bound.epsilon if bound is not None and reason is None else None,
+        delta=study.delta,
+        theorem=bound.theorem if bound is not None and reason is None else NO_THEOREM,
+        assumption="at least one mix is honest in every round, and no silo of the batch tells "
+        "which report is its own",
+        conditions=conditions,
+        reason=reason,
+    )
+
+
+def _one_record(mechanism: Mechanism, participant: Participant) -> bool:
+    """Whether each report of this silo is made from exactly one record.
+
+    A Poisson batch of expected size 1 may hold several.
+    """
+    sizes = {mechanism.batch.size(phase.records(participant.records)) for phase in mechanism.phases}
+    return mechanism.batch.scheme is not Scheme.POISSON and sizes == {1.0}
+
+
+def _no_shuffling(study: _Study, one_record: bool) -> str | None:
+    if not one_record:
+        kind = "full-batch" if study.mechanism.batch.scheme is Scheme.FULL else "many-record"
+        return _none(
+            f"a {kind} report is private in each of its records, not in all that a silo put into "
+            "it, and shuffling theorems need the latter; the mixes hide who sent what, and the "
+            "local figure holds against the server too"
+        )
+    if study.minimum_batch < 2:
+        return _none("a report may be alone in its batch; raise the minimum batch")
+    return None
+
+
+def _one_record_bound(study: _Study, epsilon_local: float) -> CentralFigure | None:
+    """The worst phase's bound; None where it cannot be had.
+
+    All reports come from one randomizer with input (weight, record), whose outputs are at most
+    max Δ apart: so silos of different weights hide each other too, at the heaviest one's μ.  The
+    fewest reports are those of the smallest batch; the integers' cost is taken at the local ε, of
+    which the claim is no more than a part.
+    """
+    mechanism = study.mechanism
+    fewest = min(each.records for each in study.kinds)
+    bounds = []
+    for index in _different_phases(mechanism):
+        phase = mechanism.phases[index]
+        mu = max(mechanism.event(each, index).mu for each in study.kinds)
+        slack = discretization_delta(epsilon_local, study.samples(index), SIGMA_UNITS)
+        try:
+            bounds.append(
+                one_record_reports(
+                    silos=study.minimum_batch,
+                    records=phase.records(fewest),
+                    rounds=phase.rounds,
+                    noise_multiplier=1 / mu,
+                    delta=study.delta - slack,
+                )
+            )
+        except OutsideValidity:
+            return None
+    return max(bounds, key=lambda each: each.epsilon)
+
+
+# Outsiders ----------------------------------------------------------------------------------------
+
+
+def _sum(study: _Study, epsilon_local: float | None) -> Figure:
+    full = study.mechanism.batch.scheme is Scheme.FULL
+    conditions = (
+        Condition("full batches", full),
+        Condition("a sum has at least two reports", study.minimum_batch >= 2),
+    )
+    reason: str | None = None
+    epsilon: float | None = None
+    if not full:
+        reason = _none("we have a theorem for sums of full-batch reports only")
+    elif study.minimum_batch < 2:
+        reason = _none("a sum may consist of one report; raise the minimum batch")
+    else:
+        epsilon = max(_sum_epsilon(study, each) for each in study.kinds)
+        if not isfinite(epsilon):
+            reason, epsilon = _none("delta is below the cost of all silos' integer noise"), None
+        elif epsilon_local is None or epsilon >= epsilon_local:
+            reason, epsilon = _none("the sum's epsilon is not below the local one"), None
+    return Figure(
+        name="sum",
+        against=Against.OUTSIDERS,
+        epsilon=epsilon,
+        delta=study.delta,
+        theorem=NO_THEOREM
+        if reason
+        else f"Gaussian mechanism on sums of {study.minimum_batch} reports or more: "
+        "Dong, Roth, Su 2022, Corollary 2; Balle, Wang 2018, Theorem 8; sums of discrete "
+        "Gaussians: Kairouz, Liu, Steinke 2021",
+        assumption="server and mixes are honest: they publish models and keep every report secret; "
+        "all silos are honest, none tells its own noise (not amplification by shuffling)",
+        conditions=conditions,
+        reason=reason,
+    )
+
+
+def _sum_epsilon(study: _Study, participant: Participant) -> float:
+    """ε of a record of this silo from sums of k reports: μ = μ_local/√k.
+
+    The other k − 1 reports are the same for both neighbours; the sum moves by the silo's own Δ, and
+    its noise has variance k·σ² at least.  Two discrete Gaussians of variances s and t add up to
+    Pr[X + Y = z] ∝ e^{−z²/2(s+t)}·θ(z), with θ constant up to a factor 1 ± 4·e^{−2π²·st/(s+t)}:
+    for σ = 2²⁰ steps, a discrete Gaussian of variance kσ² but for e^{−10¹³} (Kairouz, Liu,
+    Steinke 2021, "The distributed discrete Gaussian mechanism").  That one is nearer to a rounded
+    Gaussian than a single one is; the errors of the sampling tables count for all N silos.
+    """
+    mechanism = study.mechanism
+    worst = 0.0
+    for index in _different_phases(mechanism):
+        event = PrivacyEvent(
+            scheme=Scheme.FULL,
+            ratio=1.0,
+            sensitivity=mechanism.sensitivity_units(participant, index),
+            noise=sqrt(study.minimum_batch) * SIGMA_UNITS,
+            samples=study.silos * mechanism.dimension,
+        )
+        worst = max(worst, epsilon_of([(event, mechanism.phases[index].rounds)], study.delta))
+    return worst
+
+
+def _different_phases(mechanism: Mechanism) -> list[int]:
+    """One phase of each kind; a one-pass algorithm has hundreds that are all alike."""
+    kinds = zip(mechanism.phases, mechanism.grids, strict=True)
+    return list({kind: index for index, kind in enumerate(kinds)}.values())
+
+
+def _none(because: str) -> str:
+    return f"no amplification claimed, because {because}"

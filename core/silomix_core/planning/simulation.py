@@ -1,0 +1,205 @@
+"""What a study of a given shape would lose to noise: the real algorithm on synthetic records.
+
+Only public numbers enter: how many silos, records and coordinates, the mechanism's noise, and the
+algorithm.  The records are made up: features uniform within their bounds, scaled into the unit ball
+as `Task` does it, labels drawn from a logistic model whose scores have standard deviation 3.  Each
+round the algorithm gets the exact mean of the clipped gradients plus Gaussian noise σ/√N, what the
+mean of N reports would have.  (Floating-point noise from a seeded generator: nobody's privacy
+depends on it.)
+
+Errors are *excess* errors: expected error on fresh records, less that of logistic regression
+without privacy on the same records.  What too few rounds lose is in it, what too few records lose
+is not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silomix_core.accounting.events import Scheme
+from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan
+from silomix_core.losses import LossName, loss
+from silomix_core.mechanism import Mechanism
+from silomix_core.task import UNIT, Feature, Scaling, Task
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64] | slice
+
+LARGEST_DIMENSION = 500  # beyond, records that fit into memory are too few to learn from
+_MOST_RECORDS, _MOST_VALUES = 60_000, 12_000_000
+_TEST_RECORDS, _TEST_VALUES = 20_000, 4_000_000
+_BIAS = 0.3
+_SCORE_DEVIATION = 3.0
+_RIDGE = 1e-6
+_LOGISTIC = loss(LossName.LOGISTIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """N silos of n records each, and the coordinates of the model, its bias included."""
+
+    silos: int
+    records: int
+    dimension: int
+
+    @property
+    def simulated_records(self) -> int:
+        """All of them, unless they are more than a quick simulation holds; σ/√N stays as it is."""
+        return min(self.silos * self.records, _MOST_RECORDS, _MOST_VALUES // self.dimension)
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Made-up records of all silos together, fresh ones to test on, and what can be had from them.
+
+    features (m, d), labels ±1 (m,), test_features (t, d); test_chances (t,) are the probabilities
+    of the label +1.
+    """
+
+    features: Floats
+    labels: Floats
+    test_features: Floats
+    test_chances: Floats
+    baseline_error: float
+
+    def error(self, model: Floats) -> float:
+        """Expected share of wrong labels on the fresh records; over the labels it is exact."""
+        positive = self.test_features @ model > 0
+        return float(np.mean(np.where(positive, 1 - self.test_chances, self.test_chances)))
+
+
+def synthetic(shape: Shape, radius: float, rng: np.random.Generator) -> Synthetic:
+    """Records whose best model lies well inside the ball of that radius."""
+    task = Task(
+        loss=LossName.LOGISTIC,
+        label="label",
+        features=(Feature("x", -1.0, 1.0, 0.0, count=shape.dimension - 1),),
+        scaling=Scaling.UNIT_BALL,
+        bias=_BIAS,
+    )
+    columns = shape.dimension - 1
+    direction = rng.standard_normal(columns)
+    norm = min(_SCORE_DEVIATION * sqrt(3 * columns), 0.8 * radius)  # a coordinate varies by 1/3
+    truth = np.append(direction * (norm / np.linalg.norm(direction)), 0.0)
+
+    def draw(count: int) -> tuple[Floats, Floats]:
+        encoded = task.encode(rng.uniform(-1.0, 1.0, (count, columns)))
+        encoded /= UNIT
+        return encoded, 0.5 + 0.5 * np.tanh(0.5 * (encoded @ truth))
+
+    features, chances = draw(shape.simulated_records)
+    labels = np.where(rng.random(len(chances)) < chances, 1.0, -1.0)
+    test = draw(min(_TEST_RECORDS, _TEST_VALUES // shape.dimension))
+    made = Synthetic(features, labels, *test, baseline_error=0.0)
+    fitted = made.error(_logistic_regression(features, labels))
+    return Synthetic(features, labels, *test, baseline_error=fitted)
+
+
+def excess_errors(
+    data: Synthetic,
+    shape: Shape,
+    algorithm: Algorithm,
+    mechanisms: Sequence[Mechanism],
+    radius: float,
+    rng: np.random.Generator,
+    advance: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Excess error of one run for each mechanism; they may differ in clip and noise only.
+
+    The runs go side by side through the same rounds, with the same batches and, up to its scale,
+    the same noise: their differences say more than each alone.
+    """
+    first = mechanisms[0]
+    if any((each.batch, each.phases) != (first.batch, first.phases) for each in mechanisms):
+        raise ValueError("runs side by side need the same batches and phases")
+    runs = [algorithm.start(_algorithm_plan(each, shape, radius)) for each in mechanisms]
+    queries = [next(run) for run in runs]
+    models: list[Floats] = []
+    clips = np.array([each.clip for each in mechanisms])
+    caps = clips / np.linalg.norm(data.features, axis=1)[:, None]
+    pools = _pools(first, len(data.labels), rng)
+    for number in range(1, first.rounds + 1):
+        phase = first.phase_of(number)
+        points = np.stack([query.point for query in queries], axis=1)
+        rows = _batch_rows(first, shape, phase, pools[phase], rng)
+        means = _clipped_means(data, caps, points, rows)
+        noise = rng.standard_normal(shape.dimension) / sqrt(shape.silos)
+        for index, run in enumerate(runs):
+            gradient = means[:, index] + mechanisms[index].sigma(phase) * noise
+            try:
+                queries[index] = run.send(Aggregate(gradient, shape.silos))
+            except StopIteration as end:
+                models.append(end.value)
+        advance()
+    return [data.error(model) - data.baseline_error for model in models]
+
+
+def _algorithm_plan(mechanism: Mechanism, shape: Shape, radius: float) -> AlgorithmPlan:
+    return AlgorithmPlan(
+        rounds=mechanism.rounds,
+        dimension=shape.dimension,
+        silos=shape.silos,
+        radius=radius,
+        noise=max(mechanism.sigma(phase) for phase in range(len(mechanism.phases))),
+    )
+
+
+def _pools(mechanism: Mechanism, records: int, rng: np.random.Generator) -> list[Rows]:
+    """The simulated records of each phase, disjoint as long as there are enough."""
+    if [phase.share for phase in mechanism.phases] == [1.0]:
+        return [slice(None)]
+    order = rng.permutation(records)
+    ends = np.cumsum([phase.share * records for phase in mechanism.phases])
+    starts = [0.0, *ends[:-1]]
+    return [
+        order[int(start) : max(int(end), int(start) + 1)]
+        for start, end in zip(np.minimum(starts, records - 1), ends, strict=True)
+    ]
+
+
+def _batch_rows(
+    mechanism: Mechanism, shape: Shape, phase: int, pool: Rows, rng: np.random.Generator
+) -> Rows:
+    """As many rows as all silos draw together, all of the pool if it has fewer."""
+    if mechanism.batch.scheme is Scheme.FULL:
+        return pool
+    drawn = shape.silos * mechanism.batch.size(mechanism.phases[phase].records(shape.records))
+    candidates = np.arange(shape.simulated_records) if isinstance(pool, slice) else pool
+    size = max(1, min(round(drawn), len(candidates)))
+    return rng.choice(candidates, size, replace=False)
+
+
+def _clipped_means(data: Synthetic, caps: Floats, points: Floats, rows: Rows) -> Floats:
+    """Means (d, c) over these rows of gradients at the points (d, c), clipped at caps (m, c)."""
+    features, limits = data.features[rows], caps[rows]
+    residuals = _LOGISTIC.residual(features @ points, data.labels[rows, None])
+    np.clip(residuals, -limits, limits, out=residuals)
+    means: Floats = features.T @ residuals / len(features)
+    return means
+
+
+def _logistic_regression(features: Floats, labels: Floats) -> Floats:
+    """The minimizer of the mean loss (with a ridge of 10⁻⁶), by Newton's method."""
+
+    def objective(model: Floats) -> float:
+        value = _LOGISTIC.value(features @ model, labels).mean()
+        return float(value + _RIDGE / 2 * model @ model)
+
+    model = np.zeros(features.shape[1])
+    best = objective(model)
+    for _ in range(30):
+        residuals = _LOGISTIC.residual(features @ model, labels)
+        slope = features.T @ residuals / len(features) + _RIDGE * model
+        curvature = np.abs(residuals) * (1 - np.abs(residuals))
+        hessian = (features.T * curvature) @ features / len(features)
+        step = np.linalg.solve(hessian + _RIDGE * np.eye(len(model)), slope)
+        damping = 1.0
+        while (reached := objective(model - damping * step)) > best and damping > 1e-6:
+            damping /= 2
+        model, best = model - damping * step, reached
+        if slope @ step < 1e-10:
+            break
+    return model

@@ -1,0 +1,405 @@
+"""The audit, on real silo processes: the shipped build passes, builds with a known fault do not.
+
+Every fault is a small script that changes the build and then runs its command line; the shipped
+silo has no switch that could do it.  A correct silo is called violated with probability at most
+0.1 %; a fault here is overlooked with probability below 2·10⁻⁵ (`audit_bounds.gaussian_detection`
+at ε = 20, δ = 0.01: twice the claimed μ in 80 trials, three times in 30).
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+from silomix.audit.canary import BLANK, CLIP, RADIUS, RECORDS, TASK, neighbours, point
+from silomix.audit.run import AuditOptions, run_audit
+from silomix.audit.scratch import AuditFailed
+from silomix.audit.trials import Observed, Transcript
+from silomix.audit.verdict import Claim, Verdict, judge, power
+from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.losses import LossName, loss
+from silomix_core.mechanism import Mechanism, Participant, Phase
+from silomix_core.noise import SIGMA_UNITS
+from silomix_core.update import ClippedSum, Records, to_grid
+from support.processes import wait_until
+
+TARGET = PrivacyTarget(6.0, 1e-5)
+SILO = Participant(RECORDS, TARGET)
+ROUNDS = 4
+
+
+def mechanism() -> Mechanism:
+    return Mechanism.calibrate([SILO], clip=CLIP, dimension=TASK.dimension, phases=[Phase(ROUNDS)])
+
+
+def claimed() -> Claim:
+    return Claim(TARGET, sqrt(ROUNDS) * mechanism().event(SILO).mu, ROUNDS)
+
+
+def means() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The exact means of D and D′ on the grid, at a point that the audit asks about."""
+    data = neighbours()
+    first, second = (
+        to_grid(
+            ClippedSum(
+                Records(TASK.encode(table.values), 2 * table.labels - 1),
+                loss(LossName.LOGISTIC),
+                CLIP,
+            ).at(point(3, 10)),
+            mechanism().units_per_sum(SILO),
+        )
+        for table in (data.first, data.second)
+    )
+    return first, second
+
+
+# The attack is as strong as the claim ------------------------------------------------------------
+
+
+def test_the_canary_moves_the_mean_by_all_that_the_mechanism_allows() -> None:
+    first, second = means()
+    moved = second - first
+    limit = mechanism().sensitivity_units(SILO)
+    assert limit * (1 - 1e-4) < np.linalg.norm(moved) <= limit
+    assert moved @ neighbours().direction == pytest.approx(np.linalg.norm(moved), rel=1e-6)
+    assert np.array_equal(first, -second)  # so 0 is the best threshold
+
+
+def test_the_data_sets_differ_in_one_record_and_blanks_are_blank() -> None:
+    data = neighbours()
+    assert np.array_equal(data.first.values, data.second.values)
+    assert np.flatnonzero(data.first.labels != data.second.labels).tolist() == [0]
+    assert not TASK.encode(data.first.values)[:, BLANK].any()
+    assert not any(values[BLANK].any() for values in means())
+
+
+def test_every_trial_asks_at_a_point_of_its_own_inside_the_ball() -> None:
+    points = [point(trial, 500) for trial in range(500)]
+    assert len({each.tobytes() for each in points}) == 500
+    assert max(np.linalg.norm(each) for each in points) <= RADIUS
+
+
+# The verdict, on simulated transcripts -----------------------------------------------------------
+
+
+def simulated(seed: int, trials: int, scale: float = 1.0) -> Observed:
+    """What a silo with `scale` times the noise would have sent."""
+    rng = np.random.default_rng(seed)
+    centres = means()
+    noise = rng.normal(0, scale * SIGMA_UNITS, (trials, ROUNDS, TASK.dimension))
+    return Observed(
+        tuple(
+            Transcript(
+                second=number % 2 == 1,
+                reports=np.rint(noise[number] + centres[number % 2]).astype(np.int64),
+                charged_first=(True,) * ROUNDS,
+                charged_rounds=ROUNDS,
+                charged_epsilon=TARGET.epsilon,
+            )
+            for number in range(trials)
+        ),
+        (),
+    )
+
+
+def judged(observed: Observed) -> Verdict:
+    return judge(claimed(), observed, neighbours().direction)
+
+
+def failed(verdict: Verdict) -> set[str]:
+    return {check.name for check in verdict.checks if not check.passed}
+
+
+def test_a_silo_that_keeps_its_promise_is_consistent_every_time() -> None:
+    """100 audits of 500 trials, fixed seeds (each would fail with probability 0.1 %)."""
+    for seed in range(100):
+        verdict = judged(simulated(seed, 500))
+        assert not verdict.violated, failed(verdict)
+        assert verdict.mu_lower < verdict.claim.mu
+        assert verdict.mu_estimate == pytest.approx(verdict.claim.mu, abs=0.5)
+
+
+def test_half_the_noise_is_violated_every_time_whatever_the_noise_is_taken_for() -> None:
+    for seed in range(100):
+        verdict = judged(simulated(seed, 500, scale=0.5))
+        assert failed(verdict) == {"mu", "mu-gaussian", "noise"}
+    assert min(power(claimed(), 500)) > 0.9999
+
+
+def test_a_twentieth_less_noise_is_still_seen_where_there_is_nothing_else() -> None:
+    assert failed(judged(simulated(1, 500, scale=0.95))) == {"noise"}
+
+
+def changed(observed: Observed, number: int, **fields: Any) -> Observed:
+    transcripts = list(observed.transcripts)
+    transcripts[number] = replace(transcripts[number], **fields)
+    return replace(observed, transcripts=tuple(transcripts))
+
+
+def test_one_late_charge_one_missing_one_and_one_repeated_noise_are_each_enough() -> None:
+    observed = simulated(2, 100)
+    late = changed(observed, 7, charged_first=(True, False, True, True))
+    assert failed(judged(late)) == {"charged-first"}
+    assert failed(judged(changed(observed, 7, charged_rounds=3))) == {"charge"}
+    assert failed(judged(changed(observed, 7, charged_epsilon=5.9))) == {"charge"}
+    assert failed(judged(replace(observed, broken_ledgers=("torn",)))) == {"ledger-intact"}
+    twice = observed.transcripts[8].reports.copy()
+    twice[1] = twice[3]
+    assert failed(judged(changed(observed, 8, reports=twice))) == {"fresh-noise"}
+    twice[1, BLANK] = -twice[3, BLANK]
+    assert failed(judged(changed(observed, 8, reports=twice))) == {"fresh-noise"}
+
+
+def test_noise_that_knows_the_round_before_is_seen() -> None:
+    observed = simulated(3, 500)
+    mixed = []
+    for each in observed.transcripts:
+        reports = each.reports.astype(np.float64)
+        reports[1:] = 0.9 * reports[1:] + sqrt(1 - 0.81) * reports[:-1]
+        mixed.append(replace(each, reports=np.rint(reports).astype(np.int64)))
+    assert "correlation-by-round" in failed(judged(replace(observed, transcripts=tuple(mixed))))
+
+
+# Real processes ----------------------------------------------------------------------------------
+
+FAULTS = {
+    "half the noise": """
+from silomix_client import answer
+draw = answer.discrete_gaussian
+answer.discrete_gaussian = lambda count, source: draw(count, source) // 2
+""",
+    "sensitivity C/n": """
+from silomix_core import mechanism
+grid = mechanism._grid
+mechanism._grid = lambda silo, clip, *rest: grid(silo, clip / 2, *rest)
+def sensitivity(self, silo, phase=0):
+    moved = self.clip * self.units_per_sum(silo, phase)
+    return moved + mechanism._rounding(self.batch, self.dimension)
+mechanism.Mechanism.sensitivity_units = sensitivity
+""",
+    "no root of R": """
+from math import sqrt
+from silomix_core import mechanism
+from silomix_core.accounting import events
+mu = mechanism.largest_mu
+mechanism.largest_mu = lambda *study: mu(*study) * sqrt(9)
+events.PrivacyEvent.mu = property(lambda event: event.sensitivity / event.noise / sqrt(9))
+""",
+    "the average is clipped, not the records": """
+import numpy as np
+from silomix_core import update
+at = update.ClippedSum.at
+def unclipped(self, point, batch=None):
+    self._caps = np.full(len(self), 2.0**20)
+    total, limit = at(self, point, batch), len(self) * 0.1 * 2**36
+    return (total * min(1.0, limit / max(np.linalg.norm(total), 1))).astype(np.int64)
+update.ClippedSum.at = unclipped
+""",
+    "noise reused across rounds": """
+from silomix_client import answer
+start = answer.StudyDesk.__init__
+def same_noise(self, *args, **kwargs):
+    start(self, *args, **kwargs)
+    stream = self._keystream()(2**16)
+    def again():
+        places = iter(range(2**16))
+        return lambda count: bytes(stream[next(places)] for _ in range(count))
+    self._keystream = again
+answer.StudyDesk.__init__ = same_noise
+""",
+    "charged late": """
+from silomix_client import chain, lease, ledger
+charge, send, waiting = ledger.Ledger.charge, lease.LeaseHolder._send, []
+def later(self, *args):
+    waiting.append((self, args))
+    return chain.Entry(0, b"", {})
+async def send_first(self, *args):
+    await send(self, *args)
+    for book, late in waiting:
+        charge(book, *late)
+    waiting.clear()
+ledger.Ledger.charge = later
+lease.LeaseHolder._send = send_first
+""",
+}
+CAUGHT = {  # rounds of a study and trials that suffice, and the checks that must fail
+    "half the noise": (4, 20, {"noise"}),
+    "sensitivity C/n": (4, 80, {"mu-gaussian"}),
+    "no root of R": (9, 30, {"mu-gaussian", "charge", "ledger-intact"}),
+    "the average is clipped, not the records": (4, 30, {"mu-gaussian"}),
+    "noise reused across rounds": (4, 20, {"fresh-noise", "correlation-by-round"}),
+    "charged late": (4, 20, {"charged-first"}),
+}
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the audit makes its scratch folder; it must be empty in the end."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+def arguments(*more: object) -> list[str]:
+    return [sys.executable, "-m", "silomix", "audit", *map(str, more)]
+
+
+def audit(folder: Path, *more: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        arguments(*more), cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_shipped_silo_is_consistent(tmp_path: Path, scratch: Path) -> None:
+    result = audit(
+        tmp_path, "--trials", 40, "--epsilon", 20, "--delta", 0.01, "--json", "audit.json"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "verdict      consistent" in result.stdout
+    assert result.stderr == ""
+    figures = json.loads((tmp_path / "audit.json").read_text())
+    assert figures["verdict"] == "consistent"
+    assert figures["violations"] == []
+    assert figures["trials"] == 40
+    assert figures["confidence"] == pytest.approx(0.999)
+    assert figures["mu_lower_bound"] <= figures["mu_claimed"]
+    assert figures["epsilon_lower_bound"] <= figures["epsilon_claimed"] == 20
+    # The attack is not a toothless one: it measures what is claimed (5 standard errors).
+    assert figures["mu_estimate"] == pytest.approx(figures["mu_claimed"], rel=0.7)
+    assert figures["noise_estimate"] == pytest.approx(1, abs=0.15)
+    assert (tmp_path / "silomix-audit.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "audit.json",
+        "scratch",
+        "silomix-audit.png",
+    ]
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_build_with_a_fault_is_violated(fault: str, tmp_path: Path, scratch: Path) -> None:
+    build = tmp_path / "faulty build.py"
+    build.write_text(f"{FAULTS[fault]}\nfrom silomix.main import run\nrun()\n")
+    rounds, trials, caught = CAUGHT[fault]
+    result = audit(
+        tmp_path,
+        *(
+            "--rounds",
+            rounds,
+            "--trials",
+            trials,
+            "--epsilon",
+            20,
+            "--delta",
+            0.01,
+            "--json",
+            "audit.json",
+        ),
+        *("--silo-command", f"{sys.executable} '{build}' silo"),
+    )
+    assert result.returncode == 3, result.stdout + result.stderr
+    assert "verdict      violated" in result.stdout
+    figures = json.loads((tmp_path / "audit.json").read_text())
+    assert figures["verdict"] == "violated"
+    assert caught <= {name for name, check in figures["checks"].items() if not check["passed"]}
+
+
+def _wait_for_a_silo(audit: "subprocess.Popen[Any]", scratch: Path) -> None:
+    wait_until(
+        lambda: audit.poll() is not None or any(scratch.rglob("silo.log")), "a silo was started"
+    )
+    assert audit.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_audit_leaves_nothing(
+    number: signal.Signals, tmp_path: Path, scratch: Path
+) -> None:
+    audit = subprocess.Popen(
+        arguments("--trials", 40), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _wait_for_a_silo(audit, scratch)
+        children = psutil.Process(audit.pid).children(recursive=True)
+        assert children
+        audit.send_signal(number)
+        _, said = audit.communicate(timeout=30)
+    finally:
+        audit.kill()
+        audit.wait()
+    assert audit.returncode == 1
+    assert said == "silomix: interrupted; nothing was kept\n"
+    assert not any(child.is_running() for child in children)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["scratch"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"trials": 21}, "--trials: an even number"),
+        ({"trials": 2}, "--trials: an even number"),
+        ({"rounds": 0}, "--rounds: from 1 to 1000"),
+        ({"epsilon": -1.0}, "epsilon must be above 0"),
+        ({"delta": 1e-20}, "delta=1e-20 is below the cost of integer noise"),
+        ({"json": Path("nowhere/audit.json")}, "--json nowhere/audit.json: there is no such"),
+        ({"png": Path()}, "--png .: cannot be written"),
+        ({"silo_command": "no-such-program silo"}, "no such program"),
+        ({"silo_command": "'torn"}, "No closing quotation"),
+        ({"silo_command": ""}, "no such program"),
+    ],
+)
+def test_what_cannot_be_audited_is_said_before_anything_starts(
+    options: dict[str, Any], said: str, scratch: Path
+) -> None:
+    with pytest.raises(AuditFailed, match=re.escape(said)):
+        run_audit(AuditOptions(**options))
+
+
+def test_a_command_that_is_no_silo_is_one_line(tmp_path: Path, scratch: Path) -> None:
+    result = audit(tmp_path, "--trials", 20, "--silo-command", "false")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line == "silomix: the silo did not approve the audit's study: nothing"
+
+
+def test_a_silo_that_stops_answering_is_no_verdict(tmp_path: Path, scratch: Path) -> None:
+    build = tmp_path / "build.py"
+    build.write_text(
+        "from silomix_client import answer, errors\n"
+        "def refuse(*_): raise errors.RefusedQuery('out of order')\n"
+        "answer.StudyDesk.answer = refuse\n"
+        "from silomix.main import run\nrun()\n"
+    )
+    result = audit(tmp_path, "--trials", 20, "--silo-command", f"{sys.executable} {build} silo run")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("silomix: the silo answered 0 of 4 rounds")
+    assert "verdict" not in result.stdout
+
+
+def test_a_killed_audit_takes_its_silos_along(tmp_path: Path) -> None:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    audit = subprocess.Popen(
+        arguments("--trials", 40), cwd=tmp_path, env=os.environ | {"TMPDIR": str(folder)}
+    )
+    try:
+        _wait_for_a_silo(audit, folder)
+        children = psutil.Process(audit.pid).children(recursive=True)
+    finally:
+        audit.kill()
+        audit.wait()
+    psutil.wait_procs(children, timeout=10)
+    assert not any(child.is_running() for child in children)
