@@ -26,8 +26,8 @@ from silomix.demo.run import free_ports
 from silomix_client.config import load as load_silo
 from silomix_client.ledger import Ledger
 from silomix_client.snapshot import freeze
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.losses import LossName
-from silomix_core.mechanism import PrivacyTarget
 from silomix_core.task import Feature, Scaling, Task
 from silomix_core.update import Records
 from stock_flower import measure as measure_stock_flower
@@ -144,7 +144,7 @@ def _approve(made: Consortium, config: Path, dimension: int, records: int, seed:
     rng = np.random.default_rng(seed)
     features = rng.uniform(-1, 1, (records, dimension - 1))
     settings = load_silo(config)
-    ledger = Ledger(settings.state, settings.policy.lifetime)
+    ledger = Ledger(settings.state, settings.policy)
     encoded = Records(made.study.task.encode(features), rng.choice([-1.0, 1.0], records))
     snapshot = freeze(encoded, made.study.identity, settings.state / "snapshots")
     content = (made.folder / "study.toml").read_bytes()
