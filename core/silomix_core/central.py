@@ -21,7 +21,7 @@ from math import isfinite, sqrt
 
 from silomix_core.accounting.composition import epsilon_of
 from silomix_core.accounting.events import PrivacyEvent, Scheme
-from silomix_core.accounting.gaussian import discretization_delta
+from silomix_core.accounting.integers import discretization_delta
 from silomix_core.bounds.shuffling import CentralFigure, one_record_reports
 from silomix_core.bounds.validity import OutsideValidity
 from silomix_core.mechanism import Mechanism, Participant

@@ -15,8 +15,10 @@ from silomix_core.accounting import (
     gaussian_epsilon,
     gaussian_mu,
 )
+from silomix_core.accounting.integers import continuous_targets, discretization_ratio
+from silomix_core.noise import LARGEST_NOISE, SIGMA_UNITS
 from support.exact import discrete_gaussian_weights, exact_delta, exact_epsilon
-from support.privacy_checks import SIGMA, check_discretization_bound
+from support.privacy_checks import SIGMA, check_discretization_bound, check_ratio_bound
 
 EPSILONS = st.floats(1e-3, 100)
 DELTAS = st.floats(-12, -1.31).map(lambda exponent: 10.0**exponent)
@@ -190,3 +192,31 @@ def test_discretization_never_overflows() -> None:
 def test_table_error_covers_what_is_cut_off(variance: int, reach: int) -> None:
     weights = discrete_gaussian_weights(variance, reach + 200)
     assert 2 * sum(weights[reach + 1 :]) <= TABLE_ERROR / 4 * sum(weights)
+
+
+def test_no_probability_of_rounded_noise_is_farther_from_discrete_noise_than_the_ratio_says() -> (
+    None
+):
+    check_ratio_bound(discretization_ratio)
+
+
+def test_the_ratio_covers_as_far_as_our_noise_reaches() -> None:
+    assert LARGEST_NOISE < 14.02 * SIGMA_UNITS
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "samples", "better"),
+    [(3, 1e-6, 5000, "ratio"), (18, 3.3e-7, 5000, "ratio"), (0.5, 1e-3, 10**9, "distance")],
+)
+def test_either_bound_may_be_the_better_one(
+    epsilon: float, delta: float, samples: int, better: str
+) -> None:
+    """For a large ε, or few samples at a small δ, the ratio; for very many samples the distance."""
+    pairs = continuous_targets(epsilon, delta, samples)
+    largest = max(pairs, key=lambda pair: gaussian_mu(*pair))
+    assert (largest[0] == epsilon) == (better == "distance")
+
+
+def test_what_the_tables_alone_exceed_has_no_continuous_target() -> None:
+    assert continuous_targets(3.0, 1e-32, 5000) == []
+    assert continuous_targets(70.0, 1e-6, 5000) == []

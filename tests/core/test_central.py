@@ -200,7 +200,7 @@ def test_one_silo_with_larger_batches_spoils_it_for_all() -> None:
 
 def test_a_delta_below_the_cost_of_integers_claims_nothing() -> None:
     mechanism, _ = study(delta=1e-6)
-    participant = Participant(1734, PrivacyTarget(3.0, 1e-13))
+    participant = Participant(1734, PrivacyTarget(3.0, 1e-31))
     for figure in figures(mechanism, participant, silos=25, minimum=20):
         assert figure.epsilon is None
         assert figure.reason

@@ -1,5 +1,6 @@
 """ε of whole transcripts: which accountant applies, what composes, and the noise that is needed."""
 
+from itertools import product
 from math import inf, nan, sqrt
 
 import pytest
@@ -9,15 +10,15 @@ from silomix_core.accounting.composition import (
     CalibrationImpossible,
     epsilon_of,
     largest_mu,
-    with_integers,
 )
 from silomix_core.accounting.events import PrivacyEvent, PrivacyTarget, Scheme
-from silomix_core.accounting.gaussian import discretization_delta, gaussian_epsilon, gaussian_mu
+from silomix_core.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from silomix_core.accounting.integers import with_integers
 from silomix_core.accounting.poisson import poisson_epsilon
 from silomix_core.accounting.renyi import renyi_epsilon
 from silomix_core.noise import SIGMA_UNITS
 from support.exact import exact_delta, exact_epsilon
-from support.privacy_checks import poisson_delta
+from support.privacy_checks import discrete_delta, poisson_delta
 
 POISSON, FIXED = Scheme.POISSON, Scheme.WITHOUT_REPLACEMENT
 SMALL = PrivacyTarget(1, 1e-5)
@@ -46,8 +47,7 @@ def test_full_batches_compose_exactly(parts: list[tuple[float, int]], delta: flo
     exact = exact_epsilon(delta, total)
     assert exact <= epsilon * (1 + 1e-9)
     samples = 10 * sum(count for _, count in parts)
-    slack = discretization_delta(epsilon, samples, SIGMA_UNITS)
-    assert exact_delta(epsilon, total) + slack <= delta * (1 + 1e-8)
+    assert discrete_delta(lambda e: exact_delta(e, total), epsilon, samples) <= delta * (1 + 1e-8)
     assert epsilon <= exact * (1 + 1e-3) + 1e-6
 
 
@@ -121,13 +121,13 @@ def test_hardly_any_noise_costs_more_than_anybody_promises(scheme: Scheme, mu: f
 
 
 def test_the_integers_are_paid_at_the_epsilon_that_comes_out() -> None:
-    """δ(ε) of the curve plus (1 + e^ε)·t is at most δ; nothing is found where t alone exceeds δ."""
-    for delta in (1e-9, 1e-6):
-        epsilon = with_integers(lambda left: gaussian_epsilon(left, 1.0), 1000, delta)
-        slack = discretization_delta(epsilon, 1000, SIGMA_UNITS)
-        assert exact_delta(epsilon, 1.0) + slack <= delta * (1 + 1e-9)
+    """Nothing is found where the tables' errors alone exceed δ."""
+    for samples, delta in product((1000, 10**6, 10**9), (1e-9, 1e-6)):
+        epsilon = with_integers(lambda left: gaussian_epsilon(left, 1.0), samples, delta)
+        found = discrete_delta(lambda e: exact_delta(e, 1.0), epsilon, samples)
+        assert found <= delta * (1 + 1e-9)
         assert epsilon > gaussian_epsilon(delta, 1.0)
-    assert with_integers(lambda left: 0.0, 10**9, 1e-15) == inf
+    assert with_integers(lambda left: 0.0, 10**9, 1e-26) == inf
     assert with_integers(lambda left: nan, 1, 1e-6) == inf
 
 
@@ -141,9 +141,13 @@ def test_the_largest_mu_of_full_batches_is_the_analytic_one(
     mu = largest_mu(PrivacyTarget(epsilon, delta), Scheme.FULL, 1.0, rounds, dimension)
     analytic = gaussian_mu(epsilon, delta) / sqrt(rounds)
     assert analytic * (1 - 1e-2) <= mu <= analytic
-    slack = discretization_delta(epsilon, rounds * dimension, SIGMA_UNITS)
-    assert exact_delta(epsilon, mu * sqrt(rounds)) + slack <= delta
-    assert exact_delta(epsilon, mu * sqrt(rounds) * (1 + 1e-7)) + slack > delta
+
+    def needed(factor: float) -> float:
+        total = mu * sqrt(rounds) * factor
+        return discrete_delta(lambda e: exact_delta(e, total), epsilon, rounds * dimension)
+
+    assert needed(1.0) <= delta
+    assert needed(1 + 1e-5) > delta
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from silomix_core.accounting import (
     discretization_delta,
     gaussian_epsilon,
     gaussian_mu,
+    integers,
     poisson,
 )
 from silomix_core.accounting.budget import Accountant, Budget, Loss
@@ -38,6 +39,7 @@ from support.privacy_checks import (
     check_meets_target,
     check_noise,
     check_promises,
+    check_ratio_bound,
     check_record_is_bounded,
     clipped_sum,
     full_batch,
@@ -166,13 +168,25 @@ def test_forgotten_rounding_is_caught_in_the_calibration(monkeypatch: pytest.Mon
 def test_free_integers_are_caught_in_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     """δ at which discrete noise takes a visible part."""
     target = PrivacyTarget(3, 1e-9)
-    monkeypatch.setattr(composition, "discretization_delta", lambda *_: 0.0)
-    made = full_batch(target, clip=1.0, rounds=100, dimension=50, records=1734)
+    monkeypatch.setattr(integers, "discretization_delta", lambda *_: 0.0)
+    made = full_batch(target, clip=1.0, rounds=10**5, dimension=50, records=1734)
+    with pytest.raises(AssertionError, match="promised"):
+        check_meets_target(made, target, 1734)
+
+
+def test_a_ratio_that_costs_nothing_is_caught_in_the_calibration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = PrivacyTarget(3, 1e-9)
+    monkeypatch.setattr(integers, "discretization_ratio", lambda *_: 0.0)
+    made = full_batch(target, clip=1.0, rounds=10**5, dimension=50, records=1734)
     with pytest.raises(AssertionError, match="promised"):
         check_meets_target(made, target, 1734)
 
 
 def test_a_smaller_discretization_constant_is_caught() -> None:
+    with pytest.raises(AssertionError, match="σ = "):
+        check_ratio_bound(lambda count, sigma: 7.9 * count / sigma**2)
     with pytest.raises(AssertionError, match="many"):
         check_discretization_bound(lambda count, sigma: 0.029 * sqrt(count) / sigma**2)
 

@@ -107,3 +107,12 @@ def _bernoulli_exp(numerator: int, denominator: int, rng: Random) -> bool:
     while rng.randrange(denominator * k) < numerator:
         k += 1
     return k % 2 == 1
+
+
+def log_rounded_over_discrete(place: int, sigma: int) -> float:
+    """ln of P[round(N(0, σ²)) = x] / P[discrete Gaussian = x], in 256 bits."""
+    near, far = ((place + _CONTEXT.mpf(s)) / (sigma * _CONTEXT.sqrt(2)) for s in (-0.5, 0.5))
+    rounded = (_CONTEXT.erfc(near) - _CONTEXT.erfc(far)) / 2
+    others = 2 * sum(_CONTEXT.exp(-2 * (_CONTEXT.pi * sigma * k) ** 2) for k in range(1, 4))
+    discrete = _CONTEXT.npdf(place, 0, sigma) / (1 + others)  # Poisson summation
+    return float(_CONTEXT.log(rounded / discrete))

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from scipy import stats
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Mechanism, Participant, Phase
+from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
 from silomix_core.noise import RandomBytes
 from silomix_core.task import Feature, Scaling, Task
 from silomix_core.update import ClippedSum, Records, to_grid
 
-from support.exact import exact_delta, rounded_gaussian
+from support.exact import exact_delta, log_rounded_over_discrete, rounded_gaussian
 
 Floats = NDArray[np.float64]
 MakeSum = Callable[[Records, float], ClippedSum]
@@ -125,14 +125,25 @@ def check_meets_target(mechanism: Mechanism, target: PrivacyTarget, records: int
     """(ε, δ) recomputed from clip, grid, rounds and records alone, in 256 bits.
 
     Replacing one of n records moves a mean of vectors of norm ≤ C by 2C/n, rounding both ends to
-    the grid by at most another √d; R rounds compose to μ = √R·Δ/σ.  Of δ, the part that pays for
-    discrete instead of continuous noise is (1 + e^ε)·√(dR/1152)/σ², by Pinsker.
+    the grid by at most another √d; R rounds compose to μ = √R·Δ/σ.
     """
     distance = 2 * mechanism.clip / (records * mechanism.grids[0]) + sqrt(mechanism.dimension)
     mu = sqrt(mechanism.rounds) * distance / SIGMA
-    pinsker = sqrt(mechanism.dimension * mechanism.rounds / 1152) / SIGMA**2
-    delta = exact_delta(target.epsilon, mu) + (1 + exp(target.epsilon)) * pinsker
+    samples = mechanism.dimension * mechanism.rounds
+    delta = discrete_delta(lambda epsilon: exact_delta(epsilon, mu), target.epsilon, samples)
     assert delta <= target.delta, f"δ is {float(delta):.3e}, promised {target.delta:.3e}"
+
+
+def discrete_delta(delta_of: Callable[[float], float], epsilon: float, samples: int) -> float:
+    """δ at ε with discrete noise, if `delta_of` is that with continuous noise: two ways.
+
+    By Pinsker, what pays for it is (1 + e^ε)·√(m/1152)/σ².  And no probability differs by more
+    than e^±η from that of rounded noise, η = m·14.02²/(24·σ²).
+    """
+    pinsker = sqrt(samples / 1152) / SIGMA**2
+    eta = samples * 14.02**2 / (24 * SIGMA**2)
+    by_distance = delta_of(epsilon) + (1 + exp(epsilon)) * pinsker
+    return min(by_distance, exp(eta) * delta_of(max(epsilon - 2 * eta, 0.0)))
 
 
 def check_promises(mechanism: Mechanism, participants: Sequence[Participant]) -> None:
@@ -154,19 +165,25 @@ def check_promises(mechanism: Mechanism, participants: Sequence[Participant]) ->
             adds = mechanism.clip * silo.weight / (size * grid)
             rounding = sqrt(mechanism.dimension)
             epsilon, rounds = silo.target.epsilon, phase.rounds
-            if batch.scheme is Scheme.FULL:
-                delta = exact_delta(epsilon, sqrt(rounds) * (2 * adds + rounding) / SIGMA)
-            else:
-                delta = poisson_delta(epsilon, batch.ratio, (adds + rounding) / SIGMA, rounds)
-            if batch.scheme is Scheme.WITHOUT_REPLACEMENT:
-                delta = poisson_delta(epsilon, batch.ratio, adds / SIGMA, rounds)
-                among_like = removal_delta(epsilon, batch.ratio, 2 * adds / SIGMA, rounds)
-                delta = max(delta, among_like)
-            pinsker = sqrt(mechanism.dimension * rounds / 1152) / SIGMA**2
-            delta += (1 + exp(epsilon)) * pinsker
+            delta_of = _continuous(batch, adds / SIGMA, rounding / SIGMA, rounds)
+            delta = discrete_delta(delta_of, epsilon, mechanism.dimension * rounds)
             assert delta <= silo.target.delta, (
                 f"δ is {float(delta):.3e}, promised {silo.target.delta:.3e}"
             )
+
+
+def _continuous(
+    batch: Batch, adds: float, rounding: float, rounds: int
+) -> Callable[[float], float]:
+    """ε ↦ δ of continuous noise; a record adds, and rounding moves, so many standard deviations."""
+    if batch.scheme is Scheme.FULL:
+        return lambda epsilon: exact_delta(epsilon, sqrt(rounds) * (2 * adds + rounding))
+    if batch.scheme is Scheme.POISSON:
+        return lambda epsilon: poisson_delta(epsilon, batch.ratio, adds + rounding, rounds)
+    return lambda epsilon: max(
+        poisson_delta(epsilon, batch.ratio, adds, rounds),
+        removal_delta(epsilon, batch.ratio, 2 * adds, rounds),
+    )
 
 
 def check_fits(
@@ -256,6 +273,17 @@ def check_discretization_bound(distance: Callable[[int, float], float]) -> None:
         divergence = float(np.sum(rounded * np.log(rounded / discrete)))
         for samples in (1, 100, 10**6):
             assert sqrt(samples * divergence / 2) <= distance(samples, sigma), f"many, σ={sigma}"
+
+
+def check_ratio_bound(ratio: Callable[[int, float], float]) -> None:
+    """`ratio(samples, σ)` bounds |ln| of rounded over discrete Gaussian probability, to 14.02 σ."""
+    for sigma in (8, 16, 64, 256):
+        farthest = floor(14.02 * sigma)
+        places = {*range(0, farthest, max(1, sigma // 8)), *range(farthest - 3, farthest + 1)}
+        for place in places:
+            found = abs(log_rounded_over_discrete(place, sigma))
+            assert found <= ratio(1, sigma), f"x = {place}, σ = {sigma}: e^{found}"
+    assert ratio(1000, 64) >= 1000 * ratio(1, 64) * (1 - 1e-12), "samples add up"
 
 
 HOSTILE_VALUES = (np.nan, np.inf, -np.inf, 1e300, -1e300, 0.0, -0.0, 5e-324, -1.0, 1.0, 2.5, 100.0)

@@ -19,15 +19,10 @@ from enum import Enum
 from functools import cache
 from math import sqrt
 
-from silomix_core.accounting.composition import with_integers
 from silomix_core.accounting.events import PrivacyEvent, PrivacyTarget, Scheme
-from silomix_core.accounting.gaussian import (
-    discretization_delta,
-    gaussian_delta,
-    gaussian_epsilon,
-)
+from silomix_core.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from silomix_core.accounting.integers import continuous_targets, with_integers
 from silomix_core.accounting.renyi import ORDERS, epsilon_at, renyi
-from silomix_core.noise import SIGMA_UNITS
 
 
 class Accountant(Enum):
@@ -77,9 +72,9 @@ class Budget:
     def holds(self, total: Loss) -> bool:
         """Whether a total loss is inside the budget: the filter's only question."""
         if self.accountant is Accountant.GAUSSIAN:
-            slack = discretization_delta(self.target.epsilon, total.samples, SIGMA_UNITS)
-            delta = gaussian_delta(self.target.epsilon, sqrt(total.value)) + slack
-            if delta <= self.target.delta:
+            target, mu = self.target, sqrt(total.value)
+            pairs = continuous_targets(target.epsilon, target.delta, total.samples)
+            if any(gaussian_delta(epsilon, mu) <= delta for epsilon, delta in pairs):
                 return True
         # The integers cost more at a larger ε; what holds at a smaller one holds here too.
         return self.epsilon(total) <= self.target.epsilon

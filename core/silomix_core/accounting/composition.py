@@ -5,19 +5,16 @@ the first round (that rounds are asked adaptively, or skipped, changes nothing).
 applies follows from the events: exact Gaussian if all are full batches, privacy loss
 distributions if some are Poisson, Rényi divergences as soon as one is without replacement.
 
-The noise is discrete: `gaussian.discretization_delta` is taken out of δ first, in all three.
+The noise is discrete: `integers` is applied to all three.
 """
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import ceil, inf, log, sqrt
+from math import ceil, log, sqrt
 
 from silomix_core.accounting.events import PrivacyEvent, PrivacyTarget, Scheme
-from silomix_core.accounting.gaussian import (
-    discretization_delta,
-    gaussian_epsilon,
-    gaussian_mu,
-)
+from silomix_core.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from silomix_core.accounting.integers import continuous_targets, with_integers
 from silomix_core.accounting.poisson import poisson_epsilon
 from silomix_core.accounting.renyi import renyi_epsilon
 from silomix_core.noise import SIGMA_UNITS
@@ -48,39 +45,17 @@ def epsilon_of(transcript: Transcript, delta: float) -> float:
     return with_integers(curve, samples, delta)
 
 
-def with_integers(curve: Callable[[float], float], samples: int, delta: float) -> float:
-    """ε at `delta` when `curve` (δ ↦ ε) is that of continuous noise and ours is discrete.
-
-    The discretization term grows with ε: this is the least fixed point, approached from below and
-    left only upwards.
-    """
-    if not 0 < delta < 1:
-        raise ValueError(f"need 0 < delta < 1, got {delta}")
-    if samples == 0:
-        return 0.0
-    epsilon = 0.0
-    for _ in range(200):
-        slack = discretization_delta(epsilon, samples, SIGMA_UNITS)
-        if slack >= delta:
-            return inf
-        refined = curve(delta - slack)
-        if refined <= epsilon:
-            return epsilon
-        epsilon = refined * (1 + 1e-10)
-    return inf
-
-
 def largest_mu(
     target: PrivacyTarget, scheme: Scheme, ratio: float, rounds: int, dimension: int
 ) -> float:
     """The largest Δ/σ of one round at which `rounds` of them meet `target`; rounded down."""
-    slack = discretization_delta(target.epsilon, dimension * rounds, SIGMA_UNITS)
-    if slack >= target.delta:
+    pairs = continuous_targets(target.epsilon, target.delta, dimension * rounds)
+    if not pairs:
         raise CalibrationImpossible(
-            f"delta={target.delta} is below the cost of integer noise ({slack:.2e}); "
-            "use a larger delta or fewer rounds"
+            f"delta={target.delta} at epsilon={target.epsilon} is below the cost of integer noise "
+            f"on {dimension * rounds} values; use a larger delta or fewer rounds"
         )
-    full = gaussian_mu(target.epsilon, target.delta - slack) / sqrt(rounds)
+    full = max(gaussian_mu(*pair) for pair in pairs) / sqrt(rounds)
     if scheme is Scheme.FULL:
         return full * (1 - 1e-9)  # rounding errors, of `gaussian_delta` too, on the safe side
     return _largest_subsampled_mu(target, scheme, ratio, rounds, dimension, full)

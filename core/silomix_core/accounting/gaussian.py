@@ -13,16 +13,11 @@ for the neighbouring relation that Δ was measured with (in silomix: **replace o
 The sum over adaptively chosen releases is a privacy filter: stop when Σ μ² would exceed μ²_total
 (Koskela, Tobaben, Honkela 2023, "Individual privacy accounting with Gaussian DP", Thm 3.3).
 
-Our noise is *discrete* Gaussian, so a small total-variation term is added to δ; see
-`discretization_delta` and docs/decisions/0005-integer-noise.md.
+Here noise is continuous; what discrete noise costs on top: `integers`.
 """
 
 from collections.abc import Callable
 from math import erfc, exp, expm1, inf, log, log1p, sqrt
-
-# Total variation of one sample from its exact distribution: 136 000 thresholds (both tables), each
-# rounded down to 2⁻¹²⁸ (2⁻¹¹³·⁶ in all, tests/core/test_noise.py), and the tails beyond 14 σ.
-TABLE_ERROR = 2.0**-112
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -61,19 +56,6 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     while gaussian_delta(high, mu) > delta:
         low, high = high, 2 * high
     return -_bisect_down(lambda e: gaussian_delta(-e, mu) <= delta, -high, -low)
-
-
-def discretization_delta(epsilon: float, samples: int, sigma_units: float) -> float:
-    """What the integers cost: δ to add because the noise is discrete and comes from tables.
-
-    q + round(Z) = round(q + Z) is post-processing of the Gaussian mechanism.  Replacing rounded by
-    discrete Gaussian noise of `sigma_units` moves a transcript of `samples` coordinates by a total
-    variation of at most 0.03·√samples/σ² + samples·τ, and total variation t costs (1 + e^ε)·t.
-    """
-    if samples == 0:
-        return 0.0
-    distance = 0.03 * sqrt(samples) / sigma_units**2 + samples * TABLE_ERROR
-    return (1 + exp(min(epsilon, 700.0))) * distance
 
 
 def _log_normal_cdf(x: float) -> float:
