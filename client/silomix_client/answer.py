@@ -88,6 +88,8 @@ class StudyDesk:
             encoded = round_pb2.Query.FromString(query).point
         except DecodeError as error:
             raise RefusedQuery("the query cannot be read") from error
+        if round_pb2.Query(point=encoded).SerializeToString(deterministic=True) != query:
+            raise RefusedQuery("the query says more than a point")
         if len(encoded) != 8 * self.study.task.dimension:
             raise RefusedQuery("the point has another dimension than the study")
         point = np.frombuffer(encoded, dtype="<f8").astype(np.float64)

@@ -32,6 +32,7 @@ from silomix_client.snapshot import thaw
 _POLL_S = (0.2, 2.0)  # first and longest pause between two looks for a lease
 _CONNECT_PAUSE_S = (0.2, 10.0)
 _REFUSALS_BEFORE_STOP = 6
+_LONGEST_LEASE = 64  # characters of its identity, which goes to the log
 
 
 def run(config: SiloConfig) -> None:
@@ -164,6 +165,8 @@ class _Process:
             lease = Lease(fields["lease"], float(fields["deadline_s"]))
         except (KeyError, ValueError) as error:
             raise SiloError("the message is not a lease") from error
+        if len(fields) > 3 or len(lease.identity) > _LONGEST_LEASE:
+            raise SiloError("the message is more than a lease")
         if not 0 < lease.deadline_s <= 7 * 86_400:
             raise SiloError("a lease lasts at most a week")
         approval = self._ledger.approval(study)

@@ -83,6 +83,7 @@ def check(signed: round_pb2.SignedDescriptor, study: Study) -> Descriptor:
     except ForgedSignature as error:
         raise RefusedDescriptor(str(error)) from error
     message = _parse(signed.descriptor)
+    message.DiscardUnknownFields()  # then the encoding differs: what nobody defined is refused
     roster = {silo.name for silo in study.silos}
     expected = {
         "encoding": message.SerializeToString(deterministic=True) == signed.descriptor,
