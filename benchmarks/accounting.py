@@ -23,7 +23,7 @@ from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 from rich.console import Console
 from rich.table import Table
 from silomix.consortium import Addresses, StudyChoices, create
-from silomix_client.config import EVERYBODY, Policy
+from silomix_client.config import MAIN, Policy
 from silomix_client.entries import Approval
 from silomix_client.ledger import Ledger, StoredReport
 from silomix_client.ledger_check import verify
@@ -101,7 +101,7 @@ def uncached(function: Callable[..., object], *arguments: object, **options: obj
 def ledger_figures() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         study, content = sample_study(Path(folder))
-        ledger = Ledger(Path(folder), Policy({EVERYBODY: Budget(study.target)}))
+        ledger = Ledger(Path(folder), Policy({MAIN: Budget(study.target)}))
         ledger.approve(Approval(study, "silo-1", b"", bytes(32)), content, datetime.now(UTC))
         approval = ledger.approval(study.identity)
         report = StoredReport(bytes(4000), bytes(32))

@@ -24,6 +24,7 @@ from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.processes import Processes, Role
 from silomix.demo.run import free_ports
 from silomix_client.config import load as load_silo
+from silomix_client.entries import Approval
 from silomix_client.ledger import Ledger
 from silomix_client.snapshot import freeze
 from silomix_core.accounting.events import PrivacyTarget
@@ -148,7 +149,8 @@ def _approve(made: Consortium, config: Path, dimension: int, records: int, seed:
     encoded = Records(made.study.task.encode(features), rng.choice([-1.0, 1.0], records))
     snapshot = freeze(encoded, made.study.identity, settings.state / "snapshots")
     content = (made.folder / "study.toml").read_bytes()
-    ledger.approve(made.study, content, snapshot, records, datetime.now(UTC))
+    approval = Approval(made.study, settings.name, snapshot, bytes(32))
+    ledger.approve(approval, content, datetime.now(UTC))
     ledger.close()
 
 

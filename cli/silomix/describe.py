@@ -1,6 +1,7 @@
 """A study and a ledger in plain language, for the person who has to say yes or no."""
 
-from silomix_client.config import EVERYBODY, SiloConfig
+from silomix_client.approve import Review
+from silomix_client.config import MAIN, SiloConfig
 from silomix_client.entries import Approval, Total
 from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, Scheme
@@ -33,12 +34,42 @@ def describe_study(study: Study) -> str:
     return "\n".join(lines)
 
 
+def describe_offer(reviewed: Review, config: SiloConfig) -> str:
+    """What this silo would give, at the δ of its own policy: the study's may be a larger one."""
+    participant, budget = reviewed.participant, config.policy.budgets[reviewed.population]
+    promised, lifetime = participant.target, budget.target
+    cost = reviewed.study.mechanism().epsilon(participant, lifetime.delta)
+    spent = _spent_so_far(config, reviewed.population)
+    weight = "" if participant.weight == 1 else f", its weight {participant.weight:.3g}"
+    return "\n".join(
+        [
+            f"your records     {len(reviewed.records)}, frozen at approval{weight}",
+            f"you are promised epsilon {promised.epsilon:g} at delta {promised.delta:g}",
+            f"your loss        epsilon {cost:.4g} at your policy's delta {lifetime.delta:g}, over "
+            "the whole study",
+            f"your policy      epsilon {lifetime.epsilon:g} in all, "
+            f"{budget.accountant.value} accountant; spent so far: {spent:.4g}",
+        ]
+    )
+
+
+def _spent_so_far(config: SiloConfig, population: str) -> float:
+    """From the ledger, if there is one: looking at a study writes nothing."""
+    if not (config.folder / "state" / "ledger.sqlite").exists():
+        return 0.0
+    ledger = Ledger(config.state, config.policy)
+    try:
+        return ledger.total(population).epsilon()
+    finally:
+        ledger.close()
+
+
 def describe_ledger(ledger: Ledger, config: SiloConfig) -> str:
     """Every study's line, and every population's total."""
     lines = [line for each in ledger.approvals() for line in _study_lines(ledger, each)]
     for population in config.policy.budgets:
         total = ledger.total(population)
-        lines.append(f"{_population(population)}: {_spent(total)}")
+        lines.append(f"{_population(population, config)}: {_spent(total)}")
     lines.append(f"({ADJACENCY}: {AGAINST})")
     return "\n".join(lines)
 
@@ -94,8 +125,10 @@ def _spent(total: Total) -> str:
     )
 
 
-def _population(name: str) -> str:
-    return "all studies" if name == EVERYBODY else f"population {name}"
+def _population(name: str, config: SiloConfig) -> str:
+    if len(config.policy.budgets) == 1:
+        return "all studies"
+    return "main population" if name == MAIN else f"population {name}"
 
 
 def _batches(mechanism: Mechanism) -> str:

@@ -259,7 +259,7 @@ def silo_approve(
     config: Config,
     study_file: StudyFile,
     population: Annotated[
-        str, typer.Option(help="Which population of your policy it is about (else: everybody).")
+        str, typer.Option(help="Which population of your policy it is about (else the main one).")
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask (for scripts).")] = False,
 ) -> None:
@@ -272,18 +272,13 @@ def silo_approve(
     from silomix_client.approve import approve, review
     from silomix_client.config import load
 
-    from silomix.describe import describe_study
+    from silomix.describe import describe_offer, describe_study
 
     with failures():
         settings = load(config)
         reviewed = review(settings, _read(study_file), population)
-        budget = settings.policy.budgets[population].target
         print(describe_study(reviewed.study))
-        print(f"your records     {len(reviewed.records)}, frozen at approval")
-        print(
-            f"your loss        epsilon {reviewed.epsilon:.4f} over the whole study; "
-            f"your policy allows {budget.epsilon:g} in all"
-        )
+        print(describe_offer(reviewed, settings))
         if not yes and not typer.confirm("Approve this study?"):
             raise Failure("not approved; nothing was written")
         approve(settings, reviewed, datetime.now(UTC))
@@ -323,7 +318,7 @@ def silo_ledger(
     """
     from silomix_client.config import load
     from silomix_client.ledger import Ledger
-    from silomix_client.ledger_check import verify
+    from silomix_client.ledger_check import check_snapshots, verify
 
     from silomix.describe import describe_ledger, ledger_figures
 
@@ -331,6 +326,7 @@ def silo_ledger(
         settings = load(config)
         ledger = Ledger(settings.state, settings.policy)
         verified = verify(ledger, head)
+        check_snapshots(ledger)
         print(describe_ledger(ledger, settings))
         print(f"verified {verified.entries} entries, head {verified.head.hex() or '-'}")
         if json is not None:
@@ -352,6 +348,7 @@ def silo_close(
 
     from silomix_client.config import load
     from silomix_client.ledger import Ledger
+    from silomix_client.snapshot import forget
 
     with failures():
         settings = load(config)
@@ -365,6 +362,7 @@ def silo_close(
             raise Failure(f"{len(found)} approved studies begin with {study_id!r}")
         ledger.close_study(found[0].identity, datetime.now(UTC))
         ledger.close()
+        forget(found[0].identity, settings.state / "snapshots")
         print(f"closed           {found[0].identity.hex()}")
 
 

@@ -22,7 +22,7 @@ from silomix_protocol.keys import (
 )
 from silomix_protocol.tls import Identity
 
-from silomix_client.config import EVERYBODY, SiloConfig
+from silomix_client.config import MAIN, SiloConfig
 from silomix_client.entries import Approval
 from silomix_client.errors import BadRecords, NotApproved
 from silomix_client.keystream import KEY_BYTES
@@ -47,7 +47,7 @@ class Review:
         return self.study.mechanism().epsilon(self.participant)
 
 
-def review(config: SiloConfig, content: bytes, population: str = EVERYBODY) -> Review:
+def review(config: SiloConfig, content: bytes, population: str = MAIN) -> Review:
     """Check study, keys and data; nothing is written."""
     try:
         study = Study.parse(content)

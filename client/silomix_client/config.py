@@ -10,7 +10,8 @@ Relative paths start at silo.toml's folder, which also holds ca.crt, tls.crt, tl
 node.key and, in state/, the ledger, the snapshots and the stored reports.
 
 A silo has one budget.  Only where no *person* has records in two data sets may the policy give
-them budgets of their own, each a population with its own data:
+them budgets of their own, each a population with its own data (silo.toml's is the main one).  A
+population that was ever used stays in the policy: what was spent on its persons remains spent.
 
     [[populations]]
     name = "children"
@@ -29,7 +30,7 @@ from silomix_protocol.files import named, read_table
 
 from silomix_client.errors import InvalidConfig
 
-EVERYBODY = ""  # the population of silo.toml's own data
+MAIN = ""  # the name of silo.toml's own population
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class SiloConfig:
     folder: Path
     data: Path
     policy: Policy
+    policy_file: Path
 
     @property
     def state(self) -> Path:
@@ -59,8 +61,12 @@ class SiloConfig:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    def reread_policy(self) -> Policy:
+        """The policy as it is now: the operator may lower it at any time."""
+        return _policy(self.policy_file, self.folder, self.data)
+
     def data_of(self, population: str) -> Path:
-        if population == EVERYBODY:
+        if population == MAIN:
             return self.data
         if population not in self.policy.data:
             known = ", ".join(sorted(self.policy.data)) or "none"
@@ -74,16 +80,17 @@ def load(path: Path) -> SiloConfig:
         name, data, policy = table.text("name"), table.text("data"), table.text("policy")
         table.finish()
     folder = path.parent
-    return SiloConfig(name, folder, folder / data, _policy(folder / policy))
+    checked = _policy(folder / policy, folder, folder / data)
+    return SiloConfig(name, folder, folder / data, checked, folder / policy)
 
 
-def _policy(path: Path) -> Policy:
+def _policy(path: Path, folder: Path, main_data: Path) -> Policy:
     with named(path, InvalidConfig):
         table = read_table(path)
         accountant = Accountant(
             table.choice("accountant", [each.value for each in Accountant], "gaussian")
         )
-        budgets, data = {EVERYBODY: _budget(table, accountant)}, {}
+        budgets, data = {MAIN: _budget(table, accountant)}, {}
         minimum = table.whole("minimum_records", 1)
         if minimum < 1:
             raise InvalidField("minimum_records must be at least 1")
@@ -93,6 +100,9 @@ def _policy(path: Path) -> Policy:
                 raise InvalidField(f"populations need different names, got {name!r} twice or empty")
             budgets[name], data[name] = _budget(row, accountant), row.text("data")
             row.finish()
+        files = [main_data.resolve(), *((folder / each).resolve() for each in data.values())]
+        if len(set(files)) < len(files):
+            raise InvalidField("two populations have the same data: its persons are in both")
         table.finish()
         return Policy(budgets, minimum, data)
 

@@ -1,7 +1,7 @@
 """What stands in a ledger: approvals, events, and what they add up to, as values and as JSON."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
@@ -15,6 +15,7 @@ from silomix_core.accounting.events import PrivacyEvent, Scheme
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.study import Study
 
+from silomix_client.config import MAIN
 from silomix_client.errors import NotApproved
 
 
@@ -25,9 +26,10 @@ class Approval:
     study: Study
     silo: str
     snapshot: bytes
-    partition: bytes  # secret key of the split into phases
-    population: str = ""
+    partition: bytes = field(repr=False)  # secret key of the split into phases
+    population: str = MAIN
     closed: bool = False
+    plan: Sequence[dict[str, Any]] = ()  # as it was written down; empty before that
 
     @cached_property
     def participant(self) -> Participant:
@@ -41,9 +43,19 @@ class Approval:
         return self.study.mechanism()
 
     def event(self, round_number: int) -> tuple[int, PrivacyEvent]:
-        """The phase of a round and what answering it costs."""
+        """The phase of a round and what answering it costs: what was agreed to, to the last bit.
+
+        Another release, or another machine's numerical libraries, may derive another noise scale.
+        A little more noise than agreed is fine, less is not.
+        """
         phase = self.mechanism.phase_of(round_number)
-        return phase, self.mechanism.event(self.participant, phase)
+        derived = self.mechanism.event(self.participant, phase)
+        if not self.plan:
+            return phase, derived
+        agreed, _ = planned_event(self.plan, phase)
+        if derived.sensitivity > agreed.sensitivity * (1 + 1e-6):
+            raise NotApproved("this release would add less noise than was agreed to")
+        return phase, agreed
 
     def planned(self, budget: Budget) -> Loss:
         """What the whole study may cost."""

@@ -24,7 +24,7 @@ from silomix_protocol.keys import ForgedSignature, SigningKey, verify
 from silomix_protocol.tls import CHUNK_BYTES, Identity
 
 from silomix_client.answer import StudyDesk
-from silomix_client.errors import BudgetExhausted, RefusedQuery
+from silomix_client.errors import BudgetExhausted, NotApproved, RefusedQuery
 from silomix_client.ledger import StoredReport
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class LeaseHolder:
                 ending = await self._follow(lease, progress)
         except TimeoutError:
             ending = Ending.DEADLINE
-        except (RefusedQuery, RefusedDescriptor, ForgedSignature) as refusal:
+        except (RefusedQuery, NotApproved, RefusedDescriptor, ForgedSignature) as refusal:
             logs.warning("query_refused", reason=refusal)
             ending = Ending.REFUSED
         except BudgetExhausted as refusal:

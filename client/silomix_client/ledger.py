@@ -26,9 +26,15 @@ from silomix_core.study import Study, StudyId
 from silomix_protocol.descriptor import RoundDigest
 
 from silomix_client import chain
-from silomix_client.config import Policy
+from silomix_client.config import MAIN, Policy
 from silomix_client.entries import Approval, Spending, Total, approval_line, event_line, event_of
-from silomix_client.errors import BudgetExhausted, LedgerBroken, NotApproved, RefusedQuery
+from silomix_client.errors import (
+    BudgetExhausted,
+    InvalidConfig,
+    LedgerBroken,
+    NotApproved,
+    RefusedQuery,
+)
 from silomix_client.snapshot import write_durably
 
 _SCHEMA = (
@@ -50,6 +56,7 @@ CREATE TABLE IF NOT EXISTS tallies (
 ) WITHOUT ROWID;
 """
 )
+TABLES = ("entries", "studies", "answers", "tallies")
 _VERSION = 2
 _LARGEST_ROW = 64 * 1024  # larger onions live in files beside the database
 
@@ -66,7 +73,7 @@ class Ledger:
     """The one writer of a silo's privacy record."""
 
     def __init__(self, state: Path, policy: Policy) -> None:
-        self._policy = policy
+        self.state = state
         self._reports = state / "reports"
         self._reports.mkdir(mode=0o700, exist_ok=True)
         path = state / "ledger.sqlite"
@@ -75,6 +82,31 @@ class Ledger:
         self.database.execute("PRAGMA journal_mode=WAL")
         self.database.execute("PRAGMA synchronous=FULL")
         self._prepare(path)
+        self.policy = policy
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        """What was charged must count somewhere: a policy that leaves it out is refused."""
+        for name in {row[0] for row in self.database.execute("SELECT population FROM studies")}:
+            if name not in policy.budgets:
+                raise InvalidConfig(
+                    f"your policy names no population {name!r}, but the ledger has studies of it; "
+                    "keep it in the policy, with its budget"
+                )
+            for study in self._studies_of(name):
+                schemes = {
+                    event.scheme for part in self.spending(study).phases for event, _ in part
+                }
+                if not all(policy.budgets[name].covers(scheme) for scheme in schemes):
+                    raise InvalidConfig(
+                        "the ledger has subsampled studies, which the Gaussian accountant does not "
+                        'cover; keep accountant = "renyi" in your policy'
+                    )
+        self._policy = policy
 
     # Approvals ----------------------------------------------------------------------------------
 
@@ -124,6 +156,7 @@ class Ledger:
             partition=partition,
             population=body["population"],
             closed=closed is not None,
+            plan=body["plan"],
         )
 
     def approvals(self) -> list[Approval]:
@@ -206,12 +239,20 @@ class Ledger:
         length = max(phases, default=-1) + 1
         return Spending(tuple(tuple(phases.get(phase, ())) for phase in range(length)))
 
-    def total(self, population: str = "") -> Total:
+    def total(self, population: str = MAIN) -> Total:
         """What was spent on all studies of a population."""
         budget = self._budget(population)
         spent = [self.spending(study) for study in self._studies_of(population)]
         loss = sum((spending.loss(budget) for spending in spent), NOTHING)
         return Total(budget, sum(spending.rounds for spending in spent), loss)
+
+    def sweep(self) -> None:
+        """Delete stored reports that no charge names: a crash may have left one, never sent.
+
+        Only for the one process that answers rounds, before it does.
+        """
+        kept = {row[0] for row in self.database.execute("SELECT file FROM answers")}
+        self._delete([path.name for path in self._reports.iterdir() if path.name not in kept])
 
     def close(self) -> None:
         self.database.close()

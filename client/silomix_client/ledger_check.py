@@ -17,8 +17,9 @@ from silomix_core.study import StudyId
 from silomix_client import chain
 from silomix_client.chain import Entry
 from silomix_client.entries import event_of, is_plan_of, planned_event
-from silomix_client.errors import LedgerBroken
-from silomix_client.ledger import Ledger
+from silomix_client.errors import LedgerBroken, NotApproved
+from silomix_client.ledger import TABLES, Ledger
+from silomix_client.snapshot import unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class _Story:
 
     plans: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     populations: dict[str, str] = field(default_factory=dict)
-    closed: set[str] = field(default_factory=set)
+    approved: dict[str, int] = field(default_factory=dict)
+    closed: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     tallies: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     answers: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
@@ -57,18 +59,29 @@ def verify(ledger: Ledger, earlier_head: str | None = None) -> Verified:
             f"no entry has the hash {earlier_head}: the ledger was rolled back or replaced"
         )
     _check_tables(ledger, story)
+    _check_schema(ledger)
     return Verified(entries, head)
+
+
+def check_snapshots(ledger: Ledger) -> None:
+    """The frozen data of every open study is there and unchanged; LedgerBroken otherwise."""
+    for approval in ledger.approvals():
+        if not approval.closed:
+            try:
+                unchanged(approval.study.identity, approval.snapshot, ledger.state / "snapshots")
+            except NotApproved as error:
+                raise LedgerBroken(str(error)) from error
 
 
 def _read(entry: Entry, story: _Story, ledger: Ledger) -> None:
     body = entry.body
     try:
         if body["kind"] == "approval":
-            _read_approval(body, story, ledger)
+            _read_approval(entry, story, ledger)
         elif body["kind"] == "charge":
             _read_charge(entry, story)
         elif body["kind"] == "close":
-            story.closed.add(body["study"])
+            story.closed[body["study"]] = entry.number
         else:
             raise LedgerBroken(f"of unknown kind {body['kind']!r}")
     except (KeyError, TypeError, ValueError) as error:
@@ -77,16 +90,18 @@ def _read(entry: Entry, story: _Story, ledger: Ledger) -> None:
         raise LedgerBroken(f"entry {entry.number} of the ledger: {error}") from error
 
 
-def _read_approval(body: dict[str, Any], story: _Story, ledger: Ledger) -> None:
+def _read_approval(entry: Entry, story: _Story, ledger: Ledger) -> None:
+    body = entry.body
     approval = ledger.approval(StudyId(bytes.fromhex(body["study"])))
     if body["study"] in story.plans:
         raise LedgerBroken("the study was approved twice")
     if sha256(approval.partition).hexdigest() != body["partition"]:
         raise LedgerBroken("the study's split into phases was changed")
-    if not is_plan_of(body["plan"], approval):
+    if not approval.closed and not is_plan_of(body["plan"], approval):
         raise LedgerBroken("the recorded plan is not what the study asks for")
     story.plans[body["study"]] = body["plan"]
     story.populations[body["study"]] = body["population"]
+    story.approved[body["study"]] = entry.number
 
 
 def _read_charge(entry: Entry, story: _Story) -> None:
@@ -107,6 +122,13 @@ def _read_charge(entry: Entry, story: _Story) -> None:
     story.answers[study, number] = (body["query"], entry.number)
 
 
+def _check_schema(ledger: Ledger) -> None:
+    """Tables and nothing else: a trigger could undo what the silo writes."""
+    rows = ledger.database.execute("SELECT type, name FROM sqlite_master")
+    if {tuple(row) for row in rows} != {("table", name) for name in TABLES}:
+        raise LedgerBroken("the database holds more, or less, than the ledger's tables")
+
+
 def _check_tables(ledger: Ledger, story: _Story) -> None:
     rows = ledger.database.execute("SELECT study, phase, event, count FROM tallies")
     if {(study.hex(), phase, event): count for study, phase, event, count in rows} != story.tallies:
@@ -114,9 +136,9 @@ def _check_tables(ledger: Ledger, story: _Story) -> None:
     rows = ledger.database.execute("SELECT study, round, digest, entry FROM answers")
     if {(row[0].hex(), row[1]): (row[2].hex(), row[3]) for row in rows} != story.answers:
         raise LedgerBroken("the stored answers are not those that were charged")
-    rows = ledger.database.execute("SELECT study, population, closed IS NOT NULL FROM studies")
-    if {row[0].hex(): (row[1], bool(row[2])) for row in rows} != {
-        study: (population, study in story.closed)
+    rows = ledger.database.execute("SELECT study, population, approved, closed FROM studies")
+    if {row[0].hex(): row[1:] for row in rows} != {
+        study: (population, story.approved[study], story.closed.get(study))
         for study, population in story.populations.items()
     }:
         raise LedgerBroken("the list of studies does not follow from its entries")

@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from hashlib import sha256
 
 from silomix_core.noise import prepare_tables
 from silomix_core.study import StudyId
@@ -59,6 +60,7 @@ class _Process:
         self._lock = _lock(config)
         self._ledger = Ledger(config.state, config.policy)
         verify(self._ledger)  # a ledger that was tampered with answers nothing
+        self._ledger.sweep()
         self._identity = Identity.load(config.name, config.folder)
         self._sign_key = SigningKey.load(config.folder / "sign.key")
         self._node_key = load_node_key(config.folder / "node.key")
@@ -124,7 +126,7 @@ class _Process:
             pause = min(2 * pause, _CONNECT_PAUSE_S[1])
 
     async def _join(self, stack: ExitStack, address: str) -> FleetNode:
-        memory = self._config.state / f"flower-node-{address.replace(':', '-')}"
+        memory = self._config.state / f"flower-node-{sha256(address.encode()).hexdigest()[:16]}"
         context = join_fleet(address, self._identity.authority, self._node_key, memory)
         return await asyncio.to_thread(stack.enter_context, context)
 
@@ -156,7 +158,11 @@ class _Process:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             return {"silo": self._config.name, "ending": "stopped", "answered": "0"}
-        ending, answered = following.result()
+        try:
+            ending, answered = following.result()
+        except Exception as error:  # of this study: others must not suffer from it
+            logs.warning("lease_failed", study=message.fields["study"][:12], reason=error)
+            return {"silo": self._config.name, "ending": "refused", "answered": "0"}
         return {"silo": self._config.name, "ending": ending.value, "answered": str(answered)}
 
     def _accept(self, fields: dict[str, str], address: str) -> tuple[Lease, LeaseHolder]:
@@ -169,6 +175,7 @@ class _Process:
             raise SiloError("the message is more than a lease")
         if not 0 < lease.deadline_s <= 7 * 86_400:
             raise SiloError("a lease lasts at most a week")
+        self._ledger.policy = self._config.reread_policy()
         approval = self._ledger.approval(study)
         if approval.closed:
             raise SiloError("the study is closed here")

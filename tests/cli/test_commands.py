@@ -16,6 +16,7 @@ from silomix.main import app
 from silomix_client.config import load
 from support.consortia import make_consortium
 from support.silos import (
+    altered,
     approved_silo,
     asked,
     copied,
@@ -79,7 +80,7 @@ def test_approve_shows_what_is_asked_and_a_no_writes_nothing(consortium: Consort
     result = approve(consortium, typed="n\n")
     assert consortium.study.identity.hex() in result.stdout
     assert "your records     40" in result.stdout
-    assert "your loss        epsilon 2.0000" in result.stdout
+    assert "your loss        epsilon 2 at your policy's delta 1e-05" in result.stdout
     assert "Approve this study? [y/N]" in result.stdout
     assert one_line_error(result) == "not approved; nothing was written"
     assert sorted(consortium.folder.rglob("*")) == before
@@ -160,6 +161,18 @@ def test_whatever_is_wrong_is_one_line_that_names_it(
     assert not (consortium.silos[0].parent / "state" / "ledger.sqlite").exists() or (
         approved(consortium) == []
     )
+
+
+def test_a_study_that_hides_its_cost_behind_another_delta_shows_it(consortium: Consortium) -> None:
+    """At the δ that its author chose the loss looks like nothing; it is shown at the policy's."""
+    own = 'name = "silo-1"\nrecords = 40'
+    altered(consortium, (own, f"{own}\nepsilon = 0.001\ndelta = 0.0999\nweight = 2"))
+    result = approve(consortium, "--yes")
+    assert "you are promised epsilon 0.001 at delta 0.0999" in result.stdout
+    assert "its weight 1.5" in result.stdout
+    (loss,) = (line for line in result.stdout.splitlines() if line.startswith("your loss"))
+    assert float(loss.split()[3]) > 0.5
+    assert "at your policy's delta 1e-05" in loss
 
 
 # silo ledger, study show -------------------------------------------------------------------------

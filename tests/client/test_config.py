@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from silomix.consortium import Consortium
-from silomix_client.config import EVERYBODY, Policy, SiloConfig, load
+from silomix_client.config import MAIN, Policy, SiloConfig, load
 from silomix_client.errors import InvalidConfig
 from silomix_core.accounting.budget import Accountant, Budget
 from silomix_core.accounting.events import PrivacyTarget
@@ -30,7 +30,7 @@ def test_the_files_that_a_consortium_is_made_with_are_accepted(consortium: Conso
     config = load(consortium.silos[0])
     assert config.name == "silo-1"
     assert config.data == consortium.silos[0].parent / "data.csv"
-    assert config.policy == Policy({EVERYBODY: Budget(consortium.study.target)})
+    assert config.policy == Policy({MAIN: Budget(consortium.study.target)})
 
 
 def test_relative_paths_start_at_the_folder_of_the_configuration(tmp_path: Path) -> None:
@@ -121,7 +121,8 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
 
 
 def test_a_silo_can_configure_its_name_data_and_policy_and_nothing_else() -> None:
-    assert {field.name for field in fields(SiloConfig)} == {"name", "folder", "data", "policy"}
+    known = {"name", "folder", "data", "policy", "policy_file"}
+    assert {field.name for field in fields(SiloConfig)} == known
     assert {field.name for field in fields(Policy)} == {"budgets", "minimum_records", "data"}
 
 
@@ -140,10 +141,10 @@ delta = 1e-7
 def test_populations_have_budgets_and_data_of_their_own(tmp_path: Path) -> None:
     config = load(silo_folder(tmp_path, policy=POPULATIONS))
     assert config.policy.budgets == {
-        EVERYBODY: Budget(PrivacyTarget(3.0, 1e-6), Accountant.RENYI),
+        MAIN: Budget(PrivacyTarget(3.0, 1e-6), Accountant.RENYI),
         "children": Budget(PrivacyTarget(1.0, 1e-7), Accountant.RENYI),
     }
-    assert config.data_of(EVERYBODY) == tmp_path / "data.csv"
+    assert config.data_of(MAIN) == tmp_path / "data.csv"
     assert config.data_of("children") == tmp_path / "children.csv"
     with pytest.raises(InvalidConfig, match="no population 'adults'; it has children"):
         config.data_of("adults")
@@ -164,3 +165,8 @@ def test_a_wrong_population_is_refused_by_name(
 ) -> None:
     assert old in POPULATIONS
     assert re.search(message, refusal(silo_folder(tmp_path, policy=POPULATIONS.replace(old, new))))
+
+
+def test_two_populations_with_the_same_data_are_refused(tmp_path: Path) -> None:
+    policy = POPULATIONS.replace("children.csv", "../" + tmp_path.name + "/data.csv")
+    assert "the same data" in refusal(silo_folder(tmp_path, policy=policy))

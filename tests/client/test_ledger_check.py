@@ -3,28 +3,31 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 
 import pytest
 from silomix.consortium import Consortium
 from silomix_client import chain
 from silomix_client.approve import approve, review
-from silomix_client.config import SiloConfig
+from silomix_client.config import SiloConfig, load
 from silomix_client.errors import (
     BudgetExhausted,
+    InvalidConfig,
     LedgerBroken,
     NotApproved,
     RefusedQuery,
 )
 from silomix_client.ledger import Ledger
-from silomix_client.ledger_check import verify
+from silomix_client.ledger_check import check_snapshots, verify
 from silomix_client.run import run
+from silomix_core import mechanism as mechanism_module
 from silomix_core.accounting.composition import epsilon_of
 from silomix_core.accounting.events import PrivacyTarget
 from support.silos import (
     NOW,
     allowing,
+    altered,
     approval_of,
     approved_silo,
     asked,
@@ -108,6 +111,11 @@ def test_an_empty_ledger_is_whole(
         ("UPDATE studies SET partition = zeroblob(32)", "entry 1.*split into phases was changed"),
         ("UPDATE studies SET closed = 4", "list of studies"),
         ("UPDATE studies SET population = 'nobody'", "list of studies"),
+        ("UPDATE studies SET approved = 2", "cannot be read|list of studies"),
+        (
+            "CREATE TRIGGER undo AFTER INSERT ON answers BEGIN DELETE FROM answers; END",
+            "more, or less, than the ledger's tables",
+        ),
     ],
 )
 def test_every_change_of_a_table_is_found(ledger: Ledger, statement: str, message: str) -> None:
@@ -206,3 +214,90 @@ def test_a_closed_study_is_answered_no_more_and_frees_what_it_did_not_spend(
             roomy.reserve(approval_of(smaller.study))
         roomy.close()
     assert verify(ledger).entries == 5
+
+
+# What a policy may not leave out -----------------------------------------------------------------
+
+
+def test_a_population_that_was_used_cannot_leave_the_policy(
+    consortium: Consortium, config: SiloConfig
+) -> None:
+    """Renaming it would forget what was spent on its persons."""
+    ledger = open_ledger(config)
+    ledger.database.execute("UPDATE studies SET population = 'children'")
+    ledger.close()
+    with pytest.raises(InvalidConfig, match="names no population 'children'"):
+        open_ledger(config)
+
+
+def test_charges_of_subsampled_rounds_cannot_be_counted_by_the_gaussian_accountant(
+    consortium: Consortium,
+) -> None:
+    made = altered(consortium, ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'))
+    policy = made.silos[0].parent / "policy.toml"
+    policy.write_text('epsilon = 8.0\ndelta = 1e-5\naccountant = "renyi"\n')
+    config = approved_silo(made)
+    ledger = open_ledger(config)
+    open_desk(config, made.study, ledger).answer(*asked(made, 1))
+    ledger.close()
+    policy.write_text("epsilon = 8.0\ndelta = 1e-5\n")
+    with pytest.raises(InvalidConfig, match='keep accountant = "renyi"'):
+        open_ledger(load(made.silos[0]))
+
+
+def test_a_release_with_other_numbers_charges_what_was_agreed_and_verifies(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One unit in the last place: another libm, another processor."""
+    agreed = ledger.approval(consortium.study.identity).event(1)[1]
+    with another_release(monkeypatch, 1 - 2**-50):
+        derived = consortium.study.mechanism().event(
+            consortium.study.participant(consortium.study.silos[0])
+        )
+        assert derived != agreed
+        open_desk(config, consortium.study, ledger).answer(*asked(consortium, 5))
+    assert verify(ledger).entries == 5
+
+
+def test_a_release_that_would_add_less_noise_than_agreed_answers_nothing(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        another_release(monkeypatch, 1.001),
+        pytest.raises(NotApproved, match="less noise than was agreed"),
+    ):
+        open_desk(config, consortium.study, ledger).answer(*asked(consortium, 5))
+    assert verify(ledger).entries == 4
+
+
+@contextmanager
+def another_release(monkeypatch: pytest.MonkeyPatch, factor: float) -> Iterator[None]:
+    """One whose calibration comes out with so many times the sensitivity to noise ratio."""
+    largest = mechanism_module.largest_mu
+    with monkeypatch.context() as patched:
+        patched.setattr(mechanism_module, "largest_mu", lambda *each: factor * largest(*each))
+        mechanism_module._calibrate.cache_clear()
+        yield
+    mechanism_module._calibrate.cache_clear()
+
+
+def test_a_report_that_no_charge_names_is_swept_away(config: SiloConfig, ledger: Ledger) -> None:
+    orphan = config.state / "reports" / ("0" * 64)
+    orphan.write_bytes(b"never sent, never charged")
+    (config.state / "reports" / "half.part").write_bytes(b"")
+    ledger.sweep()
+    assert list((config.state / "reports").iterdir()) == []
+
+
+def test_a_changed_snapshot_is_found(config: SiloConfig, ledger: Ledger) -> None:
+    check_snapshots(ledger)
+    (path,) = (config.state / "snapshots").iterdir()
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(LedgerBroken, match="changed since"):
+        check_snapshots(ledger)
+
+
+def test_an_approval_does_not_show_its_key(ledger: Ledger) -> None:
+    (approval,) = ledger.approvals()
+    assert approval.partition.hex() not in repr(approval)
+    assert repr(approval.partition) not in repr(approval)

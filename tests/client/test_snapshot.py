@@ -108,3 +108,9 @@ def _change(path: Path, how: str) -> None:
         path.write_bytes(b"\xff\0")
     else:
         write_data(path, SMALL_TASK, 40 if how == "other records" else 3, seed=99)
+
+
+def test_two_snapshots_of_the_same_records_have_different_hashes(tmp_path: Path) -> None:
+    """Else whoever sees the hash could try values for the one record that they do not know."""
+    records = some_records(4, 3, 1)
+    assert freeze(records, STUDY, tmp_path) != freeze(records, STUDY, tmp_path)

@@ -21,7 +21,7 @@ from silomix.consortium import Consortium
 from silomix_client import ledger as ledger_module
 from silomix_client.answer import StudyDesk
 from silomix_client.approve import approve, review
-from silomix_client.config import EVERYBODY, Policy, SiloConfig, load
+from silomix_client.config import MAIN, Policy, SiloConfig, load
 from silomix_client.entries import Approval
 from silomix_client.errors import SiloError
 from silomix_client.keystream import fresh_keystream
@@ -89,7 +89,7 @@ def approved_silo(made: Consortium, index: int = 0) -> SiloConfig:
 
 def allowing(lifetime: PrivacyTarget, accountant: Accountant = Accountant.GAUSSIAN) -> Policy:
     """A policy with this lifetime budget for everybody."""
-    return Policy({EVERYBODY: Budget(lifetime, accountant)})
+    return Policy({MAIN: Budget(lifetime, accountant)})
 
 
 def approval_of(study: Study, silo: str | None = None) -> Approval:
@@ -251,7 +251,7 @@ def answer_all_rounds(silo_toml: str, epsilon: float) -> None:
     """
     config = load(Path(silo_toml))
     made = _consortium_of(config)
-    lifetime = PrivacyTarget(epsilon, config.policy.budgets[EVERYBODY].target.delta)
+    lifetime = PrivacyTarget(epsilon, config.policy.budgets[MAIN].target.delta)
     ledger = open_ledger(config, lifetime)
     studies = [approval.study for approval in ledger.approvals()]
     desks = [open_desk(config, study, ledger) for study in studies]

@@ -21,7 +21,7 @@ from silomix_client.config import load
 from silomix_client.ledger_check import verify
 from silomix_core.study import InvalidStudy, Study
 from silomix_proto import round_pb2
-from silomix_protocol.descriptor import issue
+from silomix_protocol.descriptor import Descriptor, issue
 from silomix_protocol.keys import SigningKey
 from support.consortia import make_consortium
 from support.hostile import (
@@ -472,3 +472,38 @@ def test_a_lease_with_a_field_that_nobody_defined_is_refused(silo: Attacked) -> 
 def test_a_lease_whose_name_would_fill_the_log_is_refused(silo: Attacked) -> None:
     fields = lease_of(silo.made) | {"lease": "x" * 65}
     assert silo.refused(fields, ask(silo.made)) == "the message is more than a lease"
+
+
+# The operator's word, while the silo runs --------------------------------------------------------
+
+
+def test_a_policy_lowered_while_the_silo_runs_holds_from_the_next_lease_on(silo: Attacked) -> None:
+    other, policy = silo.another_study(), silo.made.silos[0].parent / "policy.toml"
+    before = policy.read_text()
+    policy.write_text("epsilon = 0.1\ndelta = 1e-5\n")
+    try:
+        on_disk = silo.siege.on_disk()
+        outcome = silo.lease(lease_of(other), opening(*in_order(asked(other, 1))))
+        assert outcome.reply == reply("budget-exhausted", 0)
+        assert outcome.frames == 0
+        assert silo.siege.on_disk() == on_disk
+    finally:
+        policy.write_text(before)
+    silo.answered(other, 1)
+
+
+def in_order(question: tuple[Descriptor, bytes]) -> tuple[round_pb2.SignedDescriptor, bytes]:
+    return question[0].to_wire(), question[1]
+
+
+def test_a_policy_that_cannot_be_read_answers_nothing(silo: Attacked) -> None:
+    other, policy = silo.another_study(), silo.made.silos[0].parent / "policy.toml"
+    before = policy.read_text()
+    policy.write_text("epsilon = \n")
+    try:
+        outcome = silo.lease(lease_of(other), opening(*in_order(asked(other, 1))))
+        assert outcome.reply == reply("refused", 0)
+        assert outcome.frames == 0
+    finally:
+        policy.write_text(before)
+    silo.goes_on()

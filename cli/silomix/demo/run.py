@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from silomix_client.approve import approve, review
-from silomix_client.config import EVERYBODY
+from silomix_client.config import MAIN
 from silomix_client.config import load as load_silo
 from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
@@ -187,7 +187,7 @@ def _approve(config: Path, made: Consortium, console: Console) -> None:
     settings = load_silo(config)
     reviewed = review(settings, (made.folder / "study.toml").read_bytes())
     approve(settings, reviewed, datetime.now(UTC))
-    lifetime = settings.policy.budgets[EVERYBODY].target
+    lifetime = settings.policy.budgets[MAIN].target
     console.print(
         f"{settings.name} approves study {made.study.short_id}: {len(reviewed.records)} records, "
         f"ε {reviewed.epsilon:.3f} of its policy's {lifetime.epsilon:g}"
