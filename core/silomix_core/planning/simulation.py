@@ -23,6 +23,7 @@ from silomix_core.accounting.events import Scheme
 from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism
+from silomix_core.pooled import logistic_regression
 from silomix_core.task import UNIT, Feature, Scaling, Task
 
 Floats = NDArray[np.float64]
@@ -33,7 +34,6 @@ _MOST_RECORDS, _MOST_VALUES = 60_000, 12_000_000
 _TEST_RECORDS, _TEST_VALUES = 20_000, 4_000_000
 _BIAS = 0.3
 _SCORE_DEVIATION = 3.0
-_RIDGE = 1e-6
 _LOGISTIC = loss(LossName.LOGISTIC)
 
 
@@ -94,7 +94,7 @@ def synthetic(shape: Shape, radius: float, rng: np.random.Generator) -> Syntheti
     labels = np.where(rng.random(len(chances)) < chances, 1.0, -1.0)
     test = draw(min(_TEST_RECORDS, _TEST_VALUES // shape.dimension))
     made = Synthetic(features, labels, *test, baseline_error=0.0)
-    fitted = made.error(_logistic_regression(features, labels))
+    fitted = made.error(logistic_regression(features, labels))
     return Synthetic(features, labels, *test, baseline_error=fitted)
 
 
@@ -179,27 +179,3 @@ def _clipped_means(data: Synthetic, caps: Floats, points: Floats, rows: Rows) ->
     np.clip(residuals, -limits, limits, out=residuals)
     means: Floats = features.T @ residuals / len(features)
     return means
-
-
-def _logistic_regression(features: Floats, labels: Floats) -> Floats:
-    """The minimizer of the mean loss (with a ridge of 10⁻⁶), by Newton's method."""
-
-    def objective(model: Floats) -> float:
-        value = _LOGISTIC.value(features @ model, labels).mean()
-        return float(value + _RIDGE / 2 * model @ model)
-
-    model = np.zeros(features.shape[1])
-    best = objective(model)
-    for _ in range(30):
-        residuals = _LOGISTIC.residual(features @ model, labels)
-        slope = features.T @ residuals / len(features) + _RIDGE * model
-        curvature = np.abs(residuals) * (1 - np.abs(residuals))
-        hessian = (features.T * curvature) @ features / len(features)
-        step = np.linalg.solve(hessian + _RIDGE * np.eye(len(model)), slope)
-        damping = 1.0
-        while (reached := objective(model - damping * step)) > best and damping > 1e-6:
-            damping /= 2
-        model, best = model - damping * step, reached
-        if slope @ step < 1e-10:
-            break
-    return model
