@@ -3,16 +3,16 @@
 Imports wait until a command runs: a silo never loads the server, and `--help` is quick.
 """
 
-import sqlite3
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from json import dumps as dump_json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from silomix_server.children import end_with_parent
+
+from silomix.failures import Failure, failures
+from silomix.hospital import Config, StudyFile, silo
+from silomix.research import audit, plan_study
 
 app = typer.Typer(
     help="One model from everybody's records, trusting nobody with them.\n\n"
@@ -22,7 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # tracebacks with local variables would show secrets
     add_completion=False,
 )
-silo = typer.Typer(help="A hospital: approve studies, answer them, see the ledger.")
 mix = typer.Typer(help="A mix: permutes encrypted reports, sees neither sender nor content.")
 server = typer.Typer(help="The server: runs a study on Flower.")
 study = typer.Typer(help="Study files.")
@@ -35,13 +34,6 @@ for name, group in (
     ("consortium", consortium),
 ):
     app.add_typer(group, name=name, no_args_is_help=True)
-
-Config = Annotated[Path, typer.Argument(help="This party's TOML file.")]
-StudyFile = Annotated[Path, typer.Argument(help="The study file.")]
-
-
-class Failure(Exception):
-    """A problem that the user can act on: printed without a traceback."""
 
 
 def run() -> None:
@@ -107,263 +99,8 @@ def demo(
         sys.exit(run_demo(options))
 
 
-@app.command()
-def audit(
-    trials: Annotated[
-        int, typer.Option(help="Studies that are attacked: half on D, half on D'.")
-    ] = 500,
-    rounds: Annotated[int, typer.Option(help="Rounds of each study.")] = 4,
-    epsilon: Annotated[
-        float, typer.Option(help="ε that the silo claims for each study's whole transcript.")
-    ] = 6.0,
-    delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-5,
-    silo_command: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COMMAND",
-            help="Another build to audit: the command before `approve ...` and `run ...` "
-            "(else this installation's `silomix silo`).",
-        ),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Also write the figures here.")
-    ] = None,
-    png: Annotated[Path, typer.Option(help="Where to put the picture.")] = Path(
-        "silomix-audit.png"
-    ),
-) -> None:
-    """Attack a real silo process and compare what leaks with what is claimed.
-
-    In a scratch folder a silo approves and answers studies on made-up data, in processes started
-    as an operator starts them.  Everybody around it (server, mixes, coordinator) is one attacker
-    who knows every record but one, the canary, and must tell from the whole transcript which of
-    two values it has (D or D').  How often that succeeds gives a lower bound on the real μ and ε.
-    Also checked: noise is never repeated or correlated, each round is in the ledger before its
-    report leaves, and the ledger's events amount to the claimed ε.
-
-    VIOLATED (exit status 3) means that the claim is refuted: a silo that keeps it is called so
-    with probability at most 0.1 %.  CONSISTENT (0) means that this attack, the strongest against
-    the declared mechanism, did not refute it; that is evidence, no proof.  It cannot see a fault
-    that shows only with other data, more rounds or other queries, nor a build that behaves
-    differently when audited, nor what leaks through the time that a silo takes.
-
-    The default ε is larger than you would use because few trials see most there; noise is
-    calibrated by the same code for every ε.  No real silo's folder, data or ledger is touched.
-    """
-    with failures():
-        try:
-            from silomix.audit.run import AuditOptions, run_audit
-        except ModuleNotFoundError as missing:
-            raise Failure(f"the audit needs {missing.name}; install silomix[demo]") from missing
-
-        options = AuditOptions(
-            trials=trials,
-            rounds=rounds,
-            epsilon=epsilon,
-            delta=delta,
-            silo_command=silo_command,
-            json=json,
-            png=png,
-        )
-        sys.exit(run_audit(options))
-
-
-@app.command("plan")
-def plan_study(
-    records: Annotated[int, typer.Option(help="Records of each silo (of the smallest one).")],
-    silos: Annotated[int, typer.Option(help="Hospitals.")],
-    dimension: Annotated[
-        int, typer.Option(help="Coordinates of the model, its bias included: features + 1.")
-    ],
-    epsilon: Annotated[
-        str, typer.Option(help="ε of every silo's whole transcript; several: 0.5,1,2,4.")
-    ],
-    delta: Annotated[
-        float | None, typer.Option(help="δ that goes with it (else 1/records²).")
-    ] = None,
-    rounds: Annotated[
-        str | None, typer.Option(help="Rounds; several: 20,60,100 (else 10 to 200).")
-    ] = None,
-    clip: Annotated[float, typer.Option(help="Bound on the norm of a record's gradient.")] = 0.5,
-    algorithm: Annotated[str, typer.Option(help="Algorithm of the study.")] = "noisy-mb-sgd",
-    sampling: Annotated[
-        str, typer.Option(help="Batches: full, poisson or without-replacement.")
-    ] = "full",
-    ratio: Annotated[
-        float | None, typer.Option(help="Share of the records in a batch, unless full.")
-    ] = None,
-    minimum_batch: Annotated[
-        int | None,
-        typer.Option(help="Fewest reports that a batch may have (else 80 % of the silos)."),
-    ] = None,
-    radius: Annotated[float, typer.Option(help="Of the ball that the model is kept in.")] = 50.0,
-    seeds: Annotated[int, typer.Option(help="Simulated runs to average over.")] = 5,
-    no_simulation: Annotated[
-        bool, typer.Option("--no-simulation", help="Noise and figures only: at once.")
-    ] = False,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Also write the figures here.")
-    ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", help="Draw error against ε and rounds here (else silomix-plan.png)."),
-    ] = None,
-    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
-) -> None:
-    """Before a study: how much noise, what error, and which ε to tell whom.
-
-    Only public numbers go in; no data is read.  For example:
-
-        silomix plan --records 1734 --silos 25 --dimension 50
-                     --epsilon 0.5,1,2,4 --rounds 20,60,100 --png plan.png
-
-    For each ε and number of rounds you see σ, the noise on each coordinate of
-    a report; what the papers' formula would need; and the error that the real
-    algorithm makes on synthetic records of that shape.  One pair is recommended.
-    For it the privacy figures follow: against everybody, against a server behind
-    an honest mix, against outsiders who see only models, each with its δ and
-    whom it trusts, or with the reason why nothing is claimed.
-    """
-    from os import environ
-
-    environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy is imported; threads only wait
-    from rich.console import Console
-
-    from silomix.plan import PlanOptions, run_plan
-
-    with failures():
-        options = PlanOptions(
-            records=records,
-            silos=silos,
-            dimension=dimension,
-            epsilon=epsilon,
-            delta=delta,
-            rounds=rounds,
-            clip=clip,
-            algorithm=algorithm,
-            sampling=sampling,
-            ratio=ratio,
-            minimum_batch=minimum_batch,
-            radius=radius,
-            seeds=seeds,
-            simulation=not no_simulation,
-            json=json,
-            png=png,
-            picture=not no_picture,
-        )
-        run_plan(options, Console())
-
-
-@silo.command("approve")
-def silo_approve(
-    config: Config,
-    study_file: StudyFile,
-    population: Annotated[
-        str, typer.Option(help="Which population of your policy it is about (else the main one).")
-    ] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask (for scripts).")] = False,
-) -> None:
-    """Look at a study, check it against your data and keys, and approve it by its hash.
-
-    CONFIG is this silo's silo.toml, STUDY_FILE the study that its lead sent.
-    """
-    from datetime import UTC, datetime
-
-    from silomix_client.approve import approve, review
-    from silomix_client.config import load
-
-    from silomix.describe import describe_offer, describe_study
-
-    with failures():
-        settings = load(config)
-        reviewed = review(settings, _read(study_file), population)
-        print(describe_study(reviewed.study))
-        print(describe_offer(reviewed, settings))
-        if not yes and not typer.confirm("Approve this study?"):
-            raise Failure("not approved; nothing was written")
-        approve(settings, reviewed, datetime.now(UTC))
-        print(f"approved         {reviewed.study.identity.hex()}")
-
-
-@silo.command("run")
-def silo_run(config: Config) -> None:
-    """Answer the approved studies until stopped (Ctrl-C or SIGTERM).
-
-    CONFIG is this silo's silo.toml.
-    """
-    with failures():
-        from silomix_client.config import load
-        from silomix_client.run import run as run_silo
-
-        run_silo(load(config))
-
-
-@silo.command("ledger")
-def silo_ledger(
-    config: Config,
-    head: Annotated[
-        str | None,
-        typer.Option(help="A head that you noted earlier: check that it is still in the chain."),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Also write the figures here.")
-    ] = None,
-) -> None:
-    """What was approved, what privacy was spent on it, and whether the ledger is intact.
-
-    CONFIG is this silo's silo.toml.  Every entry is checked against the one before it, every
-    charge against the study it was made for.  The last line shows the chain's head (silos log it
-    with every round): note it somewhere else and give it as --head later, and a ledger that was
-    rolled back or replaced is found.
-    """
-    from silomix_client.config import load
-    from silomix_client.ledger import Ledger
-    from silomix_client.ledger_check import check_snapshots, verify
-
-    from silomix.describe import describe_ledger, ledger_figures
-
-    with failures():
-        settings = load(config)
-        ledger = Ledger(settings.state, settings.policy)
-        verified = verify(ledger, head)
-        check_snapshots(ledger)
-        print(describe_ledger(ledger, settings))
-        print(f"verified {verified.entries} entries, head {verified.head.hex() or '-'}")
-        if json is not None:
-            chain = {"entries": verified.entries, "head": verified.head.hex()}
-            _write_json(json, ledger_figures(ledger, settings) | {"chain": chain})
-        ledger.close()
-
-
-@silo.command("close")
-def silo_close(
-    config: Config,
-    study_id: Annotated[str, typer.Argument(help="Identity of the study, or its beginning.")],
-) -> None:
-    """Answer a study no more, and free what it had reserved but not spent.
-
-    CONFIG is this silo's silo.toml, STUDY_ID as `silomix silo ledger` shows it.
-    """
-    from datetime import UTC, datetime
-
-    from silomix_client.config import load
-    from silomix_client.ledger import Ledger
-    from silomix_client.snapshot import forget
-
-    with failures():
-        settings = load(config)
-        ledger = Ledger(settings.state, settings.policy)
-        found = [
-            each.study
-            for each in ledger.approvals()
-            if each.study.identity.hex().startswith(study_id.lower())
-        ]
-        if len(found) != 1:
-            raise Failure(f"{len(found)} approved studies begin with {study_id!r}")
-        ledger.close_study(found[0].identity, datetime.now(UTC))
-        ledger.close()
-        forget(found[0].identity, settings.state / "snapshots")
-        print(f"closed           {found[0].identity.hex()}")
+app.command("plan")(plan_study)
+app.command("audit")(audit)
 
 
 @mix.command("run")
@@ -429,27 +166,3 @@ def consortium_init(
         for path in made.silos:
             print(f"  silomix silo run {path}")
         print(f"  silomix server run {made.server}")
-
-
-@contextmanager
-def failures() -> Iterator[None]:
-    """Our own errors and the machine's become a `Failure`; a bug keeps its traceback."""
-    try:
-        yield
-    except (OSError, sqlite3.Error) as error:
-        raise Failure(str(error)) from error
-    except Exception as error:
-        if type(error).__module__.startswith("silomix") and not isinstance(error, Failure):
-            raise Failure(str(error)) from error
-        raise
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(dump_json(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from error

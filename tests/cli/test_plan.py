@@ -10,7 +10,8 @@ from typing import Any
 import matplotlib.image
 import pytest
 from click.testing import Result
-from silomix.main import Failure, app
+from silomix.failures import Failure
+from silomix.main import app
 from typer.testing import CliRunner
 
 SHAPE = ("--records", "1734", "--silos", "25", "--dimension", "50")
@@ -148,7 +149,7 @@ def test_one_record_reports_of_many_silos_get_a_figure_below_the_local_one(tmp_p
     [
         (("--epsilon", "x"), "--epsilon 'x': write numbers separated by commas, like 0.5,1,2"),
         (("--epsilon", "1,,2"), "--epsilon '1,,2': write numbers"),
-        (("--epsilon", "nan"), "epsilon must be above 0"),
+        (("--epsilon", "nan"), "epsilon must lie between 0.001"),
         (("--epsilon", "1", "--rounds", "1.5"), "--rounds '1.5': write whole numbers"),
         (("--epsilon", "1", "--rounds", "0"), "rounds 0: use a whole number from 1"),
         (("--epsilon", "1", "--delta", "2"), "delta must be above 0 and below 0.1"),

@@ -1,0 +1,22 @@
+"""Problems that a user can act on: one line and exit status 1 instead of a traceback."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Failure(Exception):
+    """Printed without a traceback."""
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Our own errors and the machine's become a `Failure`; a bug keeps its traceback."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise Failure(str(error)) from error
+    except Exception as error:
+        if type(error).__module__.startswith("silomix") and not isinstance(error, Failure):
+            raise Failure(str(error)) from error
+        raise

@@ -1,0 +1,154 @@
+"""`silomix plan` and `silomix audit`: before a study, and about a silo; no records are read."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from silomix.failures import Failure, failures
+
+
+def audit(
+    trials: Annotated[
+        int, typer.Option(help="Studies that are attacked: half on D, half on D'.")
+    ] = 500,
+    rounds: Annotated[int, typer.Option(help="Rounds of each study.")] = 4,
+    epsilon: Annotated[
+        float, typer.Option(help="ε that the silo claims for each study's whole transcript.")
+    ] = 6.0,
+    delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-5,
+    silo_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Another build to audit: the command before `approve ...` and `run ...` "
+            "(else this installation's `silomix silo`).",
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures here.")
+    ] = None,
+    png: Annotated[Path, typer.Option(help="Where to put the picture.")] = Path(
+        "silomix-audit.png"
+    ),
+) -> None:
+    """Attack a real silo process and compare what leaks with what is claimed.
+
+    In a scratch folder a silo approves and answers studies on made-up data, in processes started
+    as an operator starts them.  Everybody around it (server, mixes, coordinator) is one attacker
+    who knows every record but one, the canary, and must tell from the whole transcript which of
+    two values it has (D or D').  How often that succeeds gives a lower bound on the real μ and ε.
+    Also checked: noise is never repeated or correlated, each round is in the ledger before its
+    report leaves, and the ledger's events amount to the claimed ε.
+
+    VIOLATED (exit status 3) means that the claim is refuted: a silo that keeps it is called so
+    with probability at most 0.1 %.  CONSISTENT (0) means that this attack, the strongest against
+    the declared mechanism, did not refute it; that is evidence, no proof.  It cannot see a fault
+    that shows only with other data, more rounds or other queries, nor a build that behaves
+    differently when audited, nor what leaks through the time that a silo takes.
+
+    The default ε is larger than you would use because few trials see most there; noise is
+    calibrated by the same code for every ε.  No real silo's folder, data or ledger is touched.
+    """
+    with failures():
+        try:
+            from silomix.audit.run import AuditOptions, run_audit
+        except ModuleNotFoundError as missing:
+            raise Failure(f"the audit needs {missing.name}; install silomix[demo]") from missing
+
+        options = AuditOptions(
+            trials=trials,
+            rounds=rounds,
+            epsilon=epsilon,
+            delta=delta,
+            silo_command=silo_command,
+            json=json,
+            png=png,
+        )
+        sys.exit(run_audit(options))
+
+
+def plan_study(
+    records: Annotated[int, typer.Option(help="Records of each silo (of the smallest one).")],
+    silos: Annotated[int, typer.Option(help="Hospitals.")],
+    dimension: Annotated[
+        int, typer.Option(help="Coordinates of the model, its bias included: features + 1.")
+    ],
+    epsilon: Annotated[
+        str, typer.Option(help="ε of every silo's whole transcript; several: 0.5,1,2,4.")
+    ],
+    delta: Annotated[
+        float | None, typer.Option(help="δ that goes with it (else 1/records²).")
+    ] = None,
+    rounds: Annotated[
+        str | None, typer.Option(help="Rounds; several: 20,60,100 (else 10 to 200).")
+    ] = None,
+    clip: Annotated[float, typer.Option(help="Bound on the norm of a record's gradient.")] = 0.5,
+    algorithm: Annotated[str, typer.Option(help="Algorithm of the study.")] = "noisy-mb-sgd",
+    sampling: Annotated[
+        str, typer.Option(help="Batches: full, poisson or without-replacement.")
+    ] = "full",
+    ratio: Annotated[
+        float | None, typer.Option(help="Share of the records in a batch, unless full.")
+    ] = None,
+    minimum_batch: Annotated[
+        int | None,
+        typer.Option(help="Fewest reports that a batch may have (else 80 % of the silos)."),
+    ] = None,
+    radius: Annotated[float, typer.Option(help="Of the ball that the model is kept in.")] = 50.0,
+    seeds: Annotated[int, typer.Option(help="Simulated runs to average over.")] = 5,
+    no_simulation: Annotated[
+        bool, typer.Option("--no-simulation", help="Noise and figures only: at once.")
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures here.")
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option("--png", help="Draw error against ε and rounds here (else silomix-plan.png)."),
+    ] = None,
+    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
+) -> None:
+    """Before a study: how much noise, what error, and which ε to tell whom.
+
+    Only public numbers go in; no data is read.  For example:
+
+        silomix plan --records 1734 --silos 25 --dimension 50
+                     --epsilon 0.5,1,2,4 --rounds 20,60,100 --png plan.png
+
+    For each ε and number of rounds you see σ, the noise on each coordinate of
+    a report; what the papers' formula would need; and the error that the real
+    algorithm makes on synthetic records of that shape.  One pair is recommended.
+    For it the privacy figures follow: against everybody, against a server behind
+    an honest mix, against outsiders who see only models, each with its δ and
+    whom it trusts, or with the reason why nothing is claimed.
+    """
+    from os import environ
+
+    environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy is imported; threads only wait
+    from rich.console import Console
+
+    from silomix.plan import PlanOptions, run_plan
+
+    with failures():
+        options = PlanOptions(
+            records=records,
+            silos=silos,
+            dimension=dimension,
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            clip=clip,
+            algorithm=algorithm,
+            sampling=sampling,
+            ratio=ratio,
+            minimum_batch=minimum_batch,
+            radius=radius,
+            seeds=seeds,
+            simulation=not no_simulation,
+            json=json,
+            png=png,
+            picture=not no_picture,
+        )
+        run_plan(options, Console())
