@@ -14,12 +14,12 @@ AGAINST = "one record replaced; holds against server, mixes and all other silos"
 def describe_study(study: Study) -> str:
     mechanism = study.mechanism()
     sizes = [silo.records for silo in study.silos]
-    shown = ", ".join(feature.name for feature in study.task.features[:8])
+    shown = ", ".join(_short(feature.name) for feature in study.task.features[:8])
     more = f" and {len(study.task.features) - 8} more" if len(study.task.features) > 8 else ""
     lines = [
-        f"study            {study.name}",
+        f"study            {_short(study.name)}",
         f"identity         {study.identity.hex()}",
-        f"learns           {study.task.label} ({study.task.loss.value}) from {shown}{more}",
+        f"learns           {_short(study.task.label)} ({study.task.loss.value}) from {shown}{more}",
         f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}",
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records",
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
@@ -129,6 +129,11 @@ def _population(name: str, config: SiloConfig) -> str:
     if len(config.policy.budgets) == 1:
         return "all studies"
     return "main population" if name == MAIN else f"population {name}"
+
+
+def _short(text: str) -> str:
+    """So short that no terminal starts a new line within it."""
+    return text if len(text) <= 50 else f"{text[:49]}…"
 
 
 def _batches(mechanism: Mechanism) -> str:

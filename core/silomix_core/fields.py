@@ -1,10 +1,23 @@
-"""Strict reading of parsed TOML: every key is known, typed and named in the error if it is not."""
+"""Strict reading of parsed TOML: every key is known, typed and named in the error if it is not.
 
+Whoever wrote the file may be hostile to whoever reads it on a terminal: what is shown again is
+short, printable and without gaps that could pass for a new line.
+"""
+
+import re
 from collections.abc import Callable, Iterable
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from math import isfinite
 from typing import TypeVar
 
 Value = TypeVar("Value")
+LONGEST_TEXT = 100  # characters of a text that people are shown
+# Printable to Python, but drawn as nothing: combining grapheme joiner, Hangul and Khmer fillers,
+# blank Braille pattern.  A row of them is a gap as a row of spaces is.
+_BLANKS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+_HOST_PORT = re.compile(r"(?P<host>[0-9A-Za-z.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[1-9][0-9]{0,4})")
+_HOST_LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?")
+_NUMERIC_LABEL = re.compile(r"[0-9]+|0[Xx][0-9A-Fa-f]*")
 
 
 class InvalidField(ValueError):
@@ -24,6 +37,26 @@ class Table:
         value = self._take(key, str, "a string", default)
         if not value.isprintable():  # a terminal would obey control characters
             raise InvalidField(f"{self._path(key)}: control characters are not allowed")
+        return value
+
+    def short_text(self, key: str) -> str:
+        """A text that people are shown: one that stays within its line and looks like itself."""
+        value = self.text(key)
+        if len(value) > LONGEST_TEXT:
+            raise InvalidField(f"{self._path(key)}: longer than {LONGEST_TEXT} characters")
+        if value != value.strip() or "  " in value:
+            raise InvalidField(
+                f"{self._path(key)}: spaces at an end or two in a row are not allowed"
+            )
+        if not _BLANKS.isdisjoint(value):
+            raise InvalidField(f"{self._path(key)}: invisible characters are not allowed")
+        return value
+
+    def address(self, key: str) -> str:
+        """host:port, the host being a DNS name, an IPv4 address or an IPv6 address in brackets."""
+        value = self.short_text(key)
+        if not _is_address(value):
+            raise InvalidField(f"{self._path(key)}: {value!r} is not host:port")
         return value
 
     def whole(self, key: str, default: int | None = None) -> int:
@@ -59,7 +92,9 @@ class Table:
     def choice(self, key: str, options: Iterable[str], default: str | None = None) -> str:
         value, known = self.text(key, default), sorted(options)
         if value not in known:
-            raise InvalidField(f"{self._path(key)}: {value!r} is not one of {', '.join(known)}")
+            raise InvalidField(
+                f"{self._path(key)}: {value!r:.100} is not one of {', '.join(known)}"
+            )
         return value
 
     def build(self, make: Callable[[], Value]) -> Value:
@@ -74,8 +109,8 @@ class Table:
 
     def finish(self) -> None:
         if self._left:
-            names = ", ".join(self._path(key) for key in sorted(self._left))
-            raise InvalidField(f"unknown key: {names}")
+            names = ", ".join(self._path(_printable(key)) for key in sorted(self._left))
+            raise InvalidField(f"unknown key: {names:.500}")
 
     def _take(
         self, key: str, kind: type[Value], described: str, default: Value | None = None
@@ -86,8 +121,33 @@ class Table:
             return default
         value = self._left.pop(key)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise InvalidField(f"{self._path(key)}: expected {described}, got {value!r}")
+            raise InvalidField(f"{self._path(key)}: expected {described}, got {value!r:.100}")
         return value
 
     def _path(self, key: str) -> str:
         return f"{self._where}.{key}" if self._where else key
+
+
+def _is_address(text: str) -> bool:
+    match = _HOST_PORT.fullmatch(text)
+    if match is None or int(match["port"]) > 65_535:
+        return False
+    return _is_host(match["host"])
+
+
+def _is_host(host: str) -> bool:
+    labels = host.split(".")
+    try:
+        if host.startswith("["):
+            IPv6Address(host[1:-1])
+        elif _NUMERIC_LABEL.fullmatch(labels[-1]):  # 127.1 and 0x7f are addresses to a resolver
+            IPv4Address(host)
+        else:
+            return all(_HOST_LABEL.fullmatch(label) for label in labels)
+    except AddressValueError:
+        return False
+    return True
+
+
+def _printable(key: str) -> str:
+    return key if key.isprintable() else ascii(key)

@@ -116,8 +116,11 @@ class Mechanism:
             raise ValueError("a mechanism needs at least one phase, and one grid for each")
         if sum(phase.share for phase in self.phases) > 1 + 1e-9:
             raise ValueError("the phases' shares of the records sum to more than 1")
-        if not all(isfinite(grid) and grid > 0 for grid in self.grids):
-            raise ValueError("a grid must be positive")
+        if not self._fits_floats():
+            raise CalibrationImpossible(
+                f"a clip of {self.clip:.3g} and batches of {self.batch.ratio:.3g} need steps that "
+                "no float can hold; use values closer to 1"
+            )
         if self.largest_signal > _LARGEST_SIGNAL:
             raise CalibrationImpossible(
                 "so many records at so small an epsilon need more than 43 bits per value"
@@ -139,6 +142,10 @@ class Mechanism:
         return _calibrate(
             tuple(participants), clip, dimension, tuple(phases), batch if batch else Batch()
         )
+
+    def _fits_floats(self) -> bool:
+        fullest = self.clip * self.heaviest * (1 / self.batch.ratio)  # as in `largest_signal`
+        return all(isfinite(grid) and grid > 0 and isfinite(fullest / grid) for grid in self.grids)
 
     # What the wire needs ------------------------------------------------------------------------
 

@@ -23,6 +23,12 @@ from silomix_core.task import Feature, Scaling, Task
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
 VERSION = 1
 _MOST_RECORDS = 100_000_000  # 2²⁷ integer gradients of 2³⁶ would overflow int64
+# Far beyond any use; what lies further makes grids vanish and calibrations take hours, which
+# the author of a study file could inflict on everybody who looks at it.
+_LEAST, _MOST = 1e-9, 1e9  # radius and clip; the ratio of a batch
+_MOST_SAMPLED_TARGETS = 8  # with drawn batches, each of them is a calibration of seconds
+_MOST_SAMPLED_ROUNDS = 10_000  # so that everybody can calibrate within a minute
+_LARGEST_FILE, _LONGEST_LINE = 16 * 2**20, 8192
 
 
 class InvalidStudy(ValueError):
@@ -88,11 +94,18 @@ class Study:
     @classmethod
     def parse(cls, content: bytes) -> "Study":
         """The study in these bytes, or InvalidStudy."""
+        if len(content) > _LARGEST_FILE or max(map(len, content.split(b"\n"))) > _LONGEST_LINE:
+            raise InvalidStudy(  # reading long dotted keys takes a time quadratic in their length
+                f"not a study: larger than {_LARGEST_FILE} bytes, or a line longer than "
+                f"{_LONGEST_LINE}"
+            )
         try:
             top = Table(tomllib.loads(content.decode("utf-8")))
             return _study(top, StudyId(sha256(content).digest()))
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidStudy(f"not a TOML file: {error}") from error
+        except RecursionError as error:  # tomllib's, or that of showing what it read
+            raise InvalidStudy("not a study: lists or tables are nested too deeply") from error
         except (InvalidField, ValueError) as error:
             raise InvalidStudy(str(error)) from error
 
@@ -111,8 +124,20 @@ class Study:
             raise ValueError("batch.minimum must lie between 1 and the number of silos")
         if not 1 <= self.rounds <= 1_000_000:
             raise ValueError("algorithm.rounds must lie between 1 and 1000000")
-        if not (0 < self.radius <= 1e9 and 0 < self.clip <= 1e9):
-            raise ValueError("algorithm.radius and privacy.clip must be above 0, at most 1e9")
+        if not (_LEAST <= self.radius <= _MOST and _LEAST <= self.clip <= _MOST):
+            raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
+        if self.sampling.ratio < _LEAST:
+            raise ValueError(f"privacy.ratio must be at least 1e-9, got {self.sampling.ratio}")
+        if self.sampling.scheme is not Scheme.FULL and self._targets() > _MOST_SAMPLED_TARGETS:
+            raise ValueError(
+                f"with {self.sampling.scheme.value} batches the silos of a study can have at most "
+                f"{_MOST_SAMPLED_TARGETS} different (epsilon, delta), these have {self._targets()}"
+            )
+        if self.sampling.scheme is not Scheme.FULL and self.rounds > _MOST_SAMPLED_ROUNDS:
+            kind = self.sampling.scheme.value
+            raise ValueError(
+                f"algorithm.rounds: at most {_MOST_SAMPLED_ROUNDS} with {kind} batches"
+            )
         if not (isfinite(self.batching.deadline_s) and 0 < self.batching.deadline_s <= 86_400):
             raise ValueError("batch.deadline_s must be above 0 and at most a day")
 
@@ -122,6 +147,9 @@ class Study:
         seal = [mix.seal_key for mix in self.mixes] + [self.server.seal_key]
         node = [silo.node_key for silo in self.silos]
         return any(len(set(keys)) < len(keys) for keys in (sign, seal, node))
+
+    def _targets(self) -> int:
+        return len({silo.target or self.target for silo in self.silos})
 
     @property
     def short_id(self) -> str:
@@ -158,7 +186,7 @@ class Study:
 def _study(top: Table, identity: StudyId) -> Study:
     if (version := top.whole("version")) != VERSION:
         raise InvalidField(f"version {version} is not supported; this release reads {VERSION}")
-    name = top.text("name")
+    name = top.short_text("name")
     task = _task(top.table("task"))
     algorithm = top.table("algorithm")
     algorithm_name = algorithm.choice("name", ALGORITHMS)
@@ -205,7 +233,7 @@ def _sampling(table: Table) -> Batch:
 
 def _task(table: Table) -> Task:
     loss = LossName(table.choice("loss", [name.value for name in LossName]))
-    label = table.text("label")
+    label = table.short_text("label")
     scaling = Scaling(table.choice("scaling", [entry.value for entry in Scaling]))
     bias = table.number("bias")
     features = tuple(_feature(row) for row in table.tables("features"))
@@ -214,7 +242,7 @@ def _task(table: Table) -> Task:
 
 
 def _feature(table: Table) -> Feature:
-    name, low, high = table.text("name"), table.number("low"), table.number("high")
+    name, low, high = table.short_text("name"), table.number("low"), table.number("high")
     missing = table.number("missing", (low + high) / 2)
     count = table.whole("count", 1)
     table.finish()
@@ -241,7 +269,7 @@ def _silo(table: Table) -> Silo:
 def _mix(table: Table) -> Mix:
     mix = Mix(
         name=_name(table),
-        address=table.text("address"),
+        address=table.address("address"),
         sign_key=_key(table, "sign_key"),
         seal_key=_key(table, "seal_key"),
     )
@@ -252,8 +280,8 @@ def _mix(table: Table) -> Mix:
 def _server(table: Table) -> Server:
     server = Server(
         name=_name(table),
-        fleet_address=table.text("fleet_address"),
-        channel_address=table.text("channel_address"),
+        fleet_address=table.address("fleet_address"),
+        channel_address=table.address("channel_address"),
         sign_key=_key(table, "sign_key"),
         seal_key=_key(table, "seal_key"),
     )
@@ -262,7 +290,7 @@ def _server(table: Table) -> Server:
 
 
 def _name(table: Table) -> str:
-    name = table.text("name")
+    name = table.short_text("name")
     if not (name.isascii() and name.replace("-", "").isalnum() and len(name) <= 63):
         raise InvalidField(f"party name {name!r}: use letters, digits and hyphens")
     return name

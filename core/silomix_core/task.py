@@ -6,6 +6,7 @@ nothing on data, and gives integers: feature vectors of Euclidean norm at most `
 norm, so that everything after it can be summed exactly.
 """
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite, sqrt
@@ -17,6 +18,8 @@ from silomix_core.losses import LossName
 
 FEATURE_BITS = 16
 UNIT = 2**FEATURE_BITS
+_MOST_COLUMNS = 2**21
+_COLUMN_NUMBER = re.compile("[1-9][0-9]{0,6}")
 _FARTHEST_BOUND = 1e300  # beyond, differences of bounds overflow
 
 
@@ -49,14 +52,23 @@ class Feature:
             raise ValueError(f"feature {self.name!r}: bounds must lie within ±{_FARTHEST_BOUND:g}")
         if not self.low <= self.missing <= self.high:
             raise ValueError(f"feature {self.name!r}: missing must lie between low and high")
-        if not 1 <= self.count <= 2**21:
-            raise ValueError(f"feature {self.name!r}: count must lie between 1 and {2**21}")
+        if not 1 <= self.count <= _MOST_COLUMNS:
+            raise ValueError(f"feature {self.name!r}: count must lie between 1 and {_MOST_COLUMNS}")
 
     @property
     def columns(self) -> tuple[str, ...]:
         if self.count == 1:
             return (self.name,)
         return tuple(f"{self.name}_{index}" for index in range(1, self.count + 1))
+
+    def has_column(self, column: str) -> bool:
+        """Whether `columns` lists it, told without writing millions of names."""
+        if self.count == 1:
+            return column == self.name
+        stem, _, number = column.rpartition("_")
+        if stem != self.name or not _COLUMN_NUMBER.fullmatch(number):
+            return False
+        return int(number) <= self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +82,25 @@ class Task:
     bias: float
 
     def __post_init__(self) -> None:
-        names = [feature.name for feature in self.features]
-        if not names:
+        if not self.features:
             raise ValueError("a task needs at least one feature")
-        columns = self.columns
-        if len(set(names)) != len(names) or len(set(columns)) != len(columns):
+        if self.dimension > _MOST_COLUMNS + 1:
+            raise ValueError(f"the features have more than {_MOST_COLUMNS} columns in all")
+        if self._has_repeated_columns():
             raise ValueError("feature names must differ, those of counted columns (x_1) too")
-        if self.label in columns:
+        if any(feature.has_column(self.label) for feature in self.features):
             raise ValueError(f"the label {self.label!r} is also listed as a feature")
         if not 0 < self.bias <= 1:
             raise ValueError("bias must be above 0 and at most 1")
+
+    def _has_repeated_columns(self) -> bool:
+        """x_1 … x_n of two features differ as their names do; one of them may meet a plain name."""
+        features = {feature.name: feature for feature in self.features}
+        if len(features) < len(self.features):
+            return True
+        plain = [feature.name for feature in self.features if feature.count == 1]
+        stems = ((name, name.rpartition("_")[0]) for name in plain)
+        return any(stem in features and features[stem].has_column(name) for name, stem in stems)
 
     @property
     def dimension(self) -> int:

@@ -98,11 +98,17 @@ class SealKey:
 
 
 def sealing_public_key(raw: bytes) -> MLKEM768X25519PublicKey:
-    """The public key in a study file's bytes."""
+    """The public key in a study file's bytes, after sealing to each half of it for a trial.
+
+    An X25519 point of low order passes for a key until somebody seals to it; that must not
+    happen to a silo in the middle of a round.
+    """
     if len(raw) != _MLKEM_PUBLIC_BYTES + _X25519_BYTES:
         raise UnusableKey("a sealing key has 1216 bytes")
     mlkem = MLKEM768PublicKey.from_public_bytes(raw[:_MLKEM_PUBLIC_BYTES])
     x25519 = X25519PublicKey.from_public_bytes(raw[_MLKEM_PUBLIC_BYTES:])
+    mlkem.encapsulate()
+    X25519PrivateKey.generate().exchange(x25519)
     return MLKEM768X25519PublicKey(mlkem, x25519)
 
 
@@ -125,7 +131,7 @@ def check_public_keys(study: Study) -> None:
 def _named(what: str) -> Iterator[None]:
     try:
         yield
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise UnusableKey(f"{what} is not usable: {error}") from error
 
 

@@ -149,7 +149,7 @@ def test_one_record_reports_of_many_silos_get_a_figure_below_the_local_one(tmp_p
     [
         (("--epsilon", "x"), "--epsilon 'x': write numbers separated by commas, like 0.5,1,2"),
         (("--epsilon", "1,,2"), "--epsilon '1,,2': write numbers"),
-        (("--epsilon", "nan"), "epsilon must lie between 0.001"),
+        (("--epsilon", "nan"), "epsilon must be above 0"),
         (("--epsilon", "1", "--rounds", "1.5"), "--rounds '1.5': write whole numbers"),
         (("--epsilon", "1", "--rounds", "0"), "rounds 0: use a whole number from 1"),
         (("--epsilon", "1", "--delta", "2"), "delta must be above 0 and below 0.1"),

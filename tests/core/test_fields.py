@@ -66,3 +66,95 @@ def test_build_names_the_table_in_errors_of_values_but_not_twice() -> None:
     with pytest.raises(InvalidField, match=r"^deep\.key: too small$"):
         Table({}, "here").build(fail_named)
     assert Table({}).build(lambda: 5) == 5
+
+
+@pytest.mark.parametrize("text", ["", "x", "a b", "x" * 100, "Größe (µg/l)", "an e\u0301"])
+def test_a_short_text_is_taken_as_it_is(text: str) -> None:
+    assert Table({"a": text}).short_text("a") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x" * 101, "longer than 100 characters"),
+        (" x", "spaces"),
+        ("x ", "spaces"),
+        (" ", "spaces"),
+        ("a  b", "spaces"),
+        ("a\tb", "control characters"),
+        ("a\u00a0b", "control characters"),
+        ("a\u202eb", "control characters"),
+        ("a\u2800b", "invisible"),
+        ("a\u3164b", "invisible"),
+    ],
+)
+def test_a_text_that_would_not_look_like_itself_is_refused_and_named(
+    text: str, reason: str
+) -> None:
+    with pytest.raises(InvalidField, match=rf"^at\.a: .*{reason}"):
+        Table({"a": text}, "at").short_text("a")
+
+
+@pytest.mark.parametrize("host", ["localhost", "a.b-c.org", "7seas.org", "127.0.0.1", "[::1]"])
+@pytest.mark.parametrize("port", ["1", "80", "65535"])
+def test_an_address_is_a_host_and_a_port(host: str, port: str) -> None:
+    assert Table({"a": f"{host}:{port}"}).address("a") == f"{host}:{port}"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        ".",
+        "a.",
+        ".a",
+        "a..b",
+        "-a",
+        "a-",
+        "a_b",
+        "a b",
+        "a/b",
+        "a@b",
+        "http://a",
+        "é.org",
+        "x" * 64,
+        "::1",
+        "[::1",
+        "[]",
+        "[1.2.3.4]",
+        "[:::1]",
+        "[fe80::1%eth0]",
+        "[::1]a",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "127.0.0.0x1",
+        "1.2.3.256",
+        "1.2.3.04",
+        "a.7",
+    ],
+)
+def test_a_host_that_resolvers_would_guess_at_is_refused(host: str) -> None:
+    with pytest.raises(InvalidField, match=r"^at\.a: .* is not host:port$"):
+        Table({"a": f"{host}:80"}, "at").address("a")
+
+
+@pytest.mark.parametrize(
+    "port",
+    ["", ":", ":0", ":65536", ":080", ":-1", ":+1", ":x", ":1/x", ":1:1", ":１", ":99999999"],
+)
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(InvalidField, match=r"^at\.a: .* is not host:port$"):
+        Table({"a": f"localhost{port}"}, "at").address("a")
+
+
+def test_a_refusal_shows_no_control_characters_and_little_of_the_file() -> None:
+    with pytest.raises(InvalidField) as unknown:
+        Table({"\x1b[2J": 1, "x" * 10_000: 2}).finish()
+    with pytest.raises(InvalidField) as mistyped:
+        Table({"a": ["\x1b[2J" * 10_000]}).whole("a")
+    with pytest.raises(InvalidField) as strange:
+        Table({"a": "x" * 10_000}).choice("a", ["y"])
+    for refusal in (unknown, mistyped, strange):
+        assert str(refusal.value).isprintable()
+        assert len(str(refusal.value)) < 600

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import LossName
-from silomix_core.mechanism import Batch, Phase
+from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
 from silomix_core.study import InvalidStudy, Study
 from silomix_core.task import Scaling
 from support.studies import Tree, at, parse, study_bytes, study_tree, with_value, written
@@ -163,6 +163,8 @@ def test_a_study_names_its_batches(named: Tree, batch: Batch) -> None:
         ({"sampling": "poisson", "ratio": 0}, "privacy: the batch ratio"),
         ({"sampling": "poisson", "ratio": -0.5}, "privacy: the batch ratio"),
         ({"sampling": "poisson", "ratio": 1.001}, "privacy: the batch ratio"),
+        ({"sampling": "poisson", "ratio": 1e-310}, "privacy.ratio must be at least 1e-9"),
+        ({"sampling": "without-replacement", "ratio": 9e-10}, "privacy.ratio must be at least"),
         ({"sampling": "without-replacement", "ratio": 2}, "privacy: the batch ratio"),
         ({"sampling": "full", "ratio": 1}, "unknown key: privacy.ratio"),
         ({"ratio": 0.5}, "unknown key: privacy.ratio"),
@@ -358,10 +360,14 @@ def test_a_whole_number_beyond_all_bounds_is_refused(path: Path) -> None:
         (("algorithm", "radius"), 0, "algorithm.radius"),
         (("algorithm", "radius"), -1, "algorithm.radius"),
         (("algorithm", "radius"), 1.7e308, "algorithm.radius"),
+        (("algorithm", "radius"), 9e-10, "algorithm.radius"),
         (("privacy", "clip"), 0, "privacy.clip"),
+        (("privacy", "clip"), 5e-324, "privacy.clip"),
+        (("privacy", "clip"), 9e-10, "privacy.clip"),
         (("privacy", "clip"), 1e300, "privacy.clip"),
         (("privacy", "epsilon"), 0, "privacy: epsilon"),
         (("privacy", "epsilon"), 101, "privacy: epsilon"),
+        (("privacy", "epsilon"), 9e-4, "privacy: epsilon must be at least 0.001"),
         (("privacy", "delta"), 0, "privacy: delta"),
         (("privacy", "delta"), 0.1, "privacy: delta"),
         (("batch", "minimum"), 0, "batch.minimum"),
@@ -401,6 +407,22 @@ def test_what_is_not_toml_is_refused(content: bytes) -> None:
         Study.parse(content)
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["[\n" * 20_000 + "]" * 4000, "{a=" * 2000 + "1" + "}" * 2000],
+    ids=["lists", "tables"],
+)
+def test_deep_nesting_is_refused_as_a_study(value: str) -> None:
+    with pytest.raises(InvalidStudy, match="nested too deeply"):
+        Study.parse(f"x = {value}\n".encode() + study_bytes(study_tree()))
+
+
+def test_a_value_too_deep_to_be_shown_is_refused_as_a_study() -> None:
+    content = study_bytes(study_tree()).replace(b"version = 1", b"version." + b"a." * 2000 + b"a=1")
+    with pytest.raises(InvalidStudy, match="nested too deeply"):
+        Study.parse(content)
+
+
 def test_an_empty_file_is_refused() -> None:
     with pytest.raises(InvalidStudy, match="missing key: version"):
         Study.parse(b"")
@@ -431,3 +453,117 @@ def test_any_value_anywhere_gives_a_study_or_a_clear_refusal(path: Path, value: 
     else:
         refusal = "none"
     assert refusal
+
+
+# A study file may be written by an attacker ------------------------------------------------------
+
+NAMES: list[Path] = [
+    ("name",),
+    ("task", "label"),
+    ("task", "features", 0, "name"),
+    ("silos", 0, "name"),
+    ("mixes", 0, "name"),
+    ("server", "name"),
+]
+ADDRESSES: list[Path] = [
+    ("mixes", 0, "address"),
+    ("server", "fleet_address"),
+    ("server", "channel_address"),
+]
+
+
+@pytest.mark.parametrize("path", NAMES + ADDRESSES, ids=written)
+@pytest.mark.parametrize("value", ["x" * 101, " x", "x ", "a  b", "a\u2800b", "a\u3164b"])
+def test_a_text_that_could_forge_a_line_on_the_screen_is_refused_and_named(
+    path: Path, value: str
+) -> None:
+    with pytest.raises(InvalidStudy, match=f"^{naming(path)}: "):
+        parse(with_value(path, value))
+
+
+@pytest.mark.parametrize("path", NAMES[:3], ids=written)
+def test_a_name_may_have_a_hundred_characters_of_any_alphabet(path: Path) -> None:
+    for name in ("x" * 100, "Größe (µg/l), 1. Tag", "血压 mmHg"):
+        parse(with_value(path, name))
+
+
+@pytest.mark.parametrize("path", ADDRESSES, ids=written)
+@pytest.mark.parametrize("value", ["127.0.0.1:1/../../x", "hospital.org", "a@b:1", "[::1]"])
+def test_an_address_that_is_not_host_and_port_is_refused_and_named(path: Path, value: str) -> None:
+    with pytest.raises(InvalidStudy, match=f"^{naming(path)}: .* is not host:port"):
+        parse(with_value(path, value))
+
+
+@pytest.mark.parametrize("path", ADDRESSES, ids=written)
+def test_a_study_names_hosts_as_the_internet_does(path: Path) -> None:
+    for address in ("mix-1.hospital.org:443", "10.0.0.7:7001", "[2001:db8::1]:65535"):
+        assert address in repr(parse(with_value(path, address)))
+
+
+def test_the_columns_of_all_features_together_are_limited_before_any_is_named() -> None:
+    most = {"name": "f0", "low": 0, "high": 1, "count": 2**21}
+    assert parse(with_value(("task", "features"), [most])).task.dimension == 2**21 + 1
+    many = [most | {"name": f"f{index}"} for index in range(12)]
+    with pytest.raises(InvalidStudy, match="task: the features have more than 2097152 columns"):
+        parse(with_value(("task", "features"), many))
+
+
+def with_targets(different: int, sampling: Tree) -> Tree:
+    """Ten silos; one keeps the study's promise, the others share `different` − 1 of their own."""
+    tree = study_tree(10)
+    tree["privacy"] |= sampling
+    for index, silo in enumerate(tree["silos"][1:]):
+        silo |= {"epsilon": 1 + index % (different - 1) / 100, "delta": 1e-5}
+    return tree
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "without-replacement"])
+def test_drawn_batches_allow_eight_different_promises_and_no_more(scheme: str) -> None:
+    sampling = {"sampling": scheme, "ratio": 0.5}
+    assert len({silo.target for silo in parse(with_targets(8, sampling)).silos}) == 8
+    with pytest.raises(InvalidStudy, match=rf"{scheme} batches .* at most 8 .* these have 9"):
+        parse(with_targets(9, sampling))
+
+
+def test_full_batches_allow_every_silo_its_own_promise() -> None:
+    assert parse(with_targets(10, {})).mechanism().rounds == 5
+
+
+@pytest.mark.parametrize("clip", [1e-9, 1e9])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"sampling": "poisson", "ratio": 1e-9}], ids=["full", "poisson"]
+)
+def test_numbers_at_the_ends_of_their_ranges_give_a_mechanism(clip: float, sampling: Tree) -> None:
+    tree = with_value(("privacy", "clip"), clip)
+    tree["privacy"] |= sampling
+    assert parse(tree).mechanism().sigma() > 0
+
+
+@pytest.mark.parametrize(
+    ("clip", "batch"),
+    [
+        (5e-324, Batch()),
+        (1.7e308, Batch()),
+        (1.0, Batch(Scheme.POISSON, 1e-310)),
+        (1e-9, Batch(Scheme.POISSON, 1e-309)),
+    ],
+)
+def test_steps_that_no_float_can_hold_are_refused_with_the_reason(
+    clip: float, batch: Batch
+) -> None:
+    silo = Participant(100, PrivacyTarget(1, 1e-5))
+    with pytest.raises(CalibrationImpossible, match="no float can hold"):
+        Mechanism.calibrate([silo], clip=clip, dimension=4, phases=[Phase(5)], batch=batch)
+
+
+@pytest.mark.parametrize("line", [b"a." * 5000 + b"a = 1\n", b"# " + b"x" * 9000])
+def test_a_line_that_would_take_long_to_read_is_refused_at_once(line: bytes) -> None:
+    with pytest.raises(InvalidStudy, match="a line longer than"):
+        Study.parse(study_bytes(study_tree()) + line)
+
+
+def test_drawn_batches_have_a_limit_on_rounds() -> None:
+    tree = with_value(("algorithm", "rounds"), 10_001)
+    tree["privacy"] |= {"sampling": "poisson", "ratio": 0.5}
+    with pytest.raises(InvalidStudy, match="at most 10000 with poisson batches"):
+        parse(tree)

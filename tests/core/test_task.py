@@ -1,5 +1,6 @@
 """Where a record enters: any values at all become integers of bounded size."""
 
+import tracemalloc
 from math import inf, nan, sqrt
 
 import numpy as np
@@ -12,6 +13,7 @@ from silomix_core.task import UNIT, Feature, Scaling, Task
 from support.privacy_checks import HOSTILE_VALUES, Floats, hostile_task
 
 ANYTHING = st.floats() | st.sampled_from(HOSTILE_VALUES)
+COUNTS = st.integers(1, 3)
 SCALINGS = pytest.mark.parametrize("scaling", list(Scaling))
 TABLES = arrays(np.float64, st.tuples(st.integers(0, 6), st.just(3)), elements=ANYTHING)
 
@@ -117,6 +119,43 @@ def test_a_feature_with_a_count_stands_for_numbered_columns() -> None:
     made = task(Feature("age", 0, 1, 0), Feature("gene", -1, 1, 0, count=3))
     assert made.columns == ("age", "gene_1", "gene_2", "gene_3")
     assert made.dimension == 5
+
+
+NAMES = st.sampled_from(["x", "y", "x_1", "x_2", "x_01", "x_1_1", "x_", "_1", "x_3", "x_²"])
+FEATURES = st.lists(st.builds(Feature, NAMES, st.just(0.0), st.just(1.0), st.just(0.0), COUNTS))
+
+
+@given(FEATURES.filter(bool), NAMES)
+def test_columns_are_told_apart_as_if_all_were_written_out(
+    features: list[Feature], label: str
+) -> None:
+    columns = [column for feature in features for column in feature.columns]
+    names = [feature.name for feature in features]
+    differ = len({*columns}) == len(columns) and len({*names}) == len(names)
+    try:
+        made = Task(LossName.LOGISTIC, label, tuple(features), Scaling.UNIT_BALL, 0.5)
+    except ValueError:
+        assert not differ or label in columns
+    else:
+        assert differ
+        assert label not in columns
+        assert made.columns == tuple(columns)
+
+
+def test_the_columns_of_all_features_together_are_limited() -> None:
+    half = [Feature(name, 0.0, 1.0, 0.0, 2**20) for name in ("x", "y")]
+    assert task(*half).dimension == 2**21 + 1
+    with pytest.raises(ValueError, match="more than 2097152 columns in all"):
+        task(*half, Feature("z", 0.0, 1.0, 0.0))
+
+
+def test_a_task_of_many_columns_is_made_without_naming_them() -> None:
+    tracemalloc.start()
+    try:
+        task(Feature("x", 0.0, 1.0, 0.0, 2**21))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

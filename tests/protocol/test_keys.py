@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from silomix_core.study import Study
 from silomix_protocol.keys import (
     ForgedSignature,
     SealKey,
@@ -237,6 +238,11 @@ def test_the_repr_of_a_key_shows_no_secret(
     assert repr(secret) not in shown
 
 
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return make_consortium(tmp_path_factory.mktemp("keys") / "consortium").study
+
+
 # Public keys ------------------------------------------------------------------------------------
 
 
@@ -251,8 +257,7 @@ def test_fingerprints_tell_keys_apart() -> None:
     assert len({fingerprint(key) for key in keys}) == len(keys) == 4
 
 
-def test_a_study_with_a_key_that_is_none_is_refused_by_the_partys_name(tmp_path: Path) -> None:
-    study = make_consortium(tmp_path / "c").study
+def test_a_study_with_a_key_that_is_none_is_refused_by_the_partys_name(study: Study) -> None:
     check_public_keys(study)
     silo, *silos = study.silos
     mix, *mixes = study.mixes
@@ -266,3 +271,38 @@ def test_a_study_with_a_key_that_is_none_is_refused_by_the_partys_name(tmp_path:
     for message, wrong in broken.items():
         with pytest.raises(UnusableKey, match=message):
             check_public_keys(wrong)
+
+
+LOW_ORDER_POINTS = [  # RFC 7748, section 6.1, and Curve25519's points of order 1, 4 and 8
+    bytes(32),
+    (1).to_bytes(32, "little"),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+    (2**255 - 20).to_bytes(32, "little"),
+]
+
+
+@pytest.mark.parametrize("point", LOW_ORDER_POINTS, ids=bytes.hex)
+def test_a_seal_key_that_nothing_can_be_sealed_to_is_refused_by_the_partys_name(
+    point: bytes, study: Study
+) -> None:
+    weak = SealKey.generate().public[:-32] + point
+    mix, *mixes = study.mixes
+    with pytest.raises(UnusableKey, match="sealing key of mix-1"):
+        check_public_keys(replace(study, mixes=(replace(mix, seal_key=weak), *mixes)))
+    with pytest.raises(UnusableKey, match="sealing key of server"):
+        check_public_keys(replace(study, server=replace(study.server, seal_key=weak)))
+
+
+UNKNOWN_ALGORITHM = bytes.fromhex("301a300d06092a864886f70d01017f0500030900" + "01" * 8)
+UNKNOWN_CURVE = bytes.fromhex("3029301306072a8648ce3d020106082a8648ce3d03017f03120004" + "01" * 16)
+
+
+@pytest.mark.parametrize("key", [UNKNOWN_ALGORITHM, UNKNOWN_CURVE], ids=["algorithm", "curve"])
+def test_a_node_key_of_an_unknown_kind_is_refused_by_the_partys_name(
+    key: bytes, study: Study
+) -> None:
+    silo, *silos = study.silos
+    wrong = replace(study, silos=(replace(silo, node_key=key), *silos))
+    with pytest.raises(UnusableKey, match="node key of silo-1"):
+        check_public_keys(wrong)

@@ -5,6 +5,7 @@ from enum import Enum
 from math import isfinite
 
 ADJACENCY = "replace-one-record"
+LEAST_EPSILON = 1e-3
 
 
 class Scheme(Enum):
@@ -17,7 +18,10 @@ class Scheme(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrivacyTarget:
-    """(ε, δ), to be met by everything that a silo sends in a study, or in its lifetime."""
+    """(ε, δ), to be met by everything that a silo sends in a study, or in its lifetime.
+
+    Below `LEAST_EPSILON` a study would learn nothing, and accountants take ever finer steps.
+    """
 
     epsilon: float
     delta: float
@@ -25,6 +29,8 @@ class PrivacyTarget:
     def __post_init__(self) -> None:
         if not (isfinite(self.epsilon) and 0 < self.epsilon <= 100):
             raise ValueError(f"epsilon must be above 0 and at most 100, got {self.epsilon}")
+        if self.epsilon < LEAST_EPSILON:
+            raise ValueError(f"epsilon must be at least {LEAST_EPSILON}, got {self.epsilon}")
         if not 0 < self.delta < 0.1:
             raise ValueError(f"delta must be above 0 and below 0.1, got {self.delta}")
 
