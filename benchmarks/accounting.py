@@ -32,17 +32,17 @@ from silomix_core.accounting import composition, renyi
 from silomix_core.accounting.budget import Budget
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import LossName
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.task import Feature, Scaling, Task
 from silomix_protocol.descriptor import RoundDigest
 
 TARGET = PrivacyTarget(3.0, 3.33e-7)
 SILOS, RECORDS, DIMENSION, ROUNDS = 25, 1734, 50, 100
 BATCHES = {
-    "full batch": (Batch(), 50),
-    "Poisson, half": (Batch(Scheme.POISSON, 0.5), 1),
-    "Poisson, 1 %": (Batch(Scheme.POISSON, 0.01), 1),
-    "without replacement, half": (Batch(Scheme.WITHOUT_REPLACEMENT, 0.5), 1),
+    "full batch": (Minibatch(), 50),
+    "Poisson, half": (Minibatch(Scheme.POISSON, 0.5), 1),
+    "Poisson, 1 %": (Minibatch(Scheme.POISSON, 0.01), 1),
+    "without replacement, half": (Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.5), 1),
 }
 CHARGES = 300
 
@@ -75,7 +75,7 @@ def main() -> None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-def calibrated(batch: Batch) -> Mechanism:
+def calibrated(batch: Minibatch) -> Mechanism:
     silos = [Participant(RECORDS + index, TARGET) for index in range(SILOS)]
     made: Mechanism = uncached(
         Mechanism.calibrate,
@@ -83,7 +83,7 @@ def calibrated(batch: Batch) -> Mechanism:
         clip=1.0,
         dimension=DIMENSION,
         phases=[Phase(ROUNDS)],
-        batch=batch,
+        minibatch=batch,
     )
     return made
 

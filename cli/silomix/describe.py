@@ -140,8 +140,10 @@ def _batches(mechanism: Mechanism) -> str:
     parts = ""
     if len(mechanism.phases) > 1:
         parts += f" in {len(mechanism.phases)} phases of different records"
-    if mechanism.batch.scheme is not Scheme.FULL:
-        parts += f", {mechanism.batch.scheme.value} batches of {100 * mechanism.batch.ratio:g} %"
+    if mechanism.minibatch.scheme is not Scheme.FULL:
+        parts += (
+            f", {mechanism.minibatch.scheme.value} batches of {100 * mechanism.minibatch.ratio:g} %"
+        )
     return parts
 
 

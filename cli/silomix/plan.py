@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from silomix_core.accounting.events import ADJACENCY, Scheme
 from silomix_core.central import Against, Figure
-from silomix_core.mechanism import Batch
+from silomix_core.mechanism import Minibatch
 from silomix_core.planning import InvalidPlan, Plan, Request, curves, plan, simulated_rounds
 from silomix_core.planning.cells import Cell, Estimate
 from silomix_core.planning.request import DEFAULT_ROUNDS
@@ -88,7 +88,7 @@ def _request(options: PlanOptions) -> Request:
         rounds=rounds,
         clip=options.clip,
         algorithm=options.algorithm,
-        batch=_batch(options.sampling, options.ratio),
+        minibatch=_minibatch(options.sampling, options.ratio),
         minimum_batch=options.minimum_batch,
         radius=options.radius,
         seeds=options.seeds if options.simulation else 0,
@@ -105,7 +105,7 @@ def _grid(option: str, text: str, number: Callable[[str], Number], example: str)
         ) from None
 
 
-def _batch(sampling: str, ratio: float | None) -> Batch:
+def _minibatch(sampling: str, ratio: float | None) -> Minibatch:
     known = [scheme.value for scheme in Scheme]
     if sampling not in known:
         raise InvalidPlan(f"--sampling {sampling!r}: use one of {', '.join(known)}")
@@ -114,7 +114,7 @@ def _batch(sampling: str, ratio: float | None) -> Batch:
         needs = "has no" if scheme is Scheme.FULL else "needs a"
         raise InvalidPlan(f"--sampling {sampling} {needs} --ratio (the share of records drawn)")
     try:
-        return Batch(scheme, 1.0 if ratio is None else ratio)
+        return Minibatch(scheme, 1.0 if ratio is None else ratio)
     except ValueError as error:
         raise InvalidPlan(f"--ratio {ratio}: {error}") from error
 
@@ -185,7 +185,8 @@ def _cells_table(made: Plan) -> Table:
     request = made.request
     table = Table(
         title=f"{request.silos} silos of {request.records} records, {request.dimension} "
-        f"coordinates, clip {request.clip:g}, {_batch_name(request.batch)}, {request.algorithm}",
+        f"coordinates, clip {request.clip:g}, {_minibatch_name(request.minibatch)}, "
+        f"{request.algorithm}",
         title_justify="left",
     )
     for heading in ("ε", "rounds", "σ", "σ of the papers", "signal/noise", "excess error"):
@@ -256,7 +257,7 @@ def _recommendation_rows(made: Plan) -> list[tuple[str, str]]:
         (
             "recommended",
             f"ε {best.cell.epsilon:g}, {best.cell.rounds} rounds, clip {best.clip:g}, "
-            f"{_batch_name(best.batch)}: σ = {best.sigma:.4g}",
+            f"{_minibatch_name(best.minibatch)}: σ = {best.sigma:.4g}",
         )
     ]
     if len(best.clip_errors) > 1:
@@ -265,10 +266,10 @@ def _recommendation_rows(made: Plan) -> list[tuple[str, str]]:
     return [*rows, *(("because" if not index else "", why) for index, why in enumerate(best.why))]
 
 
-def _batch_name(batch: Batch) -> str:
-    if batch.scheme is Scheme.FULL:
+def _minibatch_name(minibatch: Minibatch) -> str:
+    if minibatch.scheme is Scheme.FULL:
         return "full batches"
-    return f"{batch.scheme.value} batches of {100 * batch.ratio:g} %"
+    return f"{minibatch.scheme.value} batches of {100 * minibatch.ratio:g} %"
 
 
 def _points(estimate: Estimate | None) -> str:
@@ -293,8 +294,8 @@ def to_json(made: Plan) -> dict[str, object]:
             "delta": request.delta,
             "clip": request.clip,
             "algorithm": request.algorithm,
-            "sampling": request.batch.scheme.value,
-            "ratio": request.batch.ratio,
+            "sampling": request.minibatch.scheme.value,
+            "ratio": request.minibatch.ratio,
             "minimum_batch": request.fewest_reports,
             "radius": request.radius,
         },
@@ -302,7 +303,7 @@ def to_json(made: Plan) -> dict[str, object]:
             "epsilon": best.cell.epsilon,
             "rounds": best.cell.rounds,
             "clip": best.clip,
-            "sampling": best.batch.scheme.value,
+            "sampling": best.minibatch.scheme.value,
             "sigma": best.sigma,
             "clip_errors": [
                 {"clip": clip, **_error_json(error)} for clip, error in best.clip_errors

@@ -33,7 +33,7 @@ def draw(made: Plan, cells: tuple[Cell, ...], path: Path) -> None:
     right.set_xlabel("rounds")
     figure.suptitle(
         f"Synthetic records: {request.silos} silos of {request.records}, {request.dimension} "
-        f"coordinates, clip {request.clip:g}, {request.batch.scheme.value} batches, "
+        f"coordinates, clip {request.clip:g}, {request.minibatch.scheme.value} batches, "
         f"{request.algorithm}",
         fontsize=11,
     )

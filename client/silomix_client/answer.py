@@ -11,8 +11,8 @@ from hashlib import sha256
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from silomix_core.batches import draw, partition
 from silomix_core.losses import loss
+from silomix_core.minibatches import draw, partition
 from silomix_core.noise import RandomBytes, discrete_gaussian
 from silomix_core.report import encode_report
 from silomix_core.update import ClippedSum, Records, to_grid
@@ -72,7 +72,7 @@ class StudyDesk:
     def _report(self, point: NDArray[np.float64], phase: int) -> bytes:
         mechanism, random_bytes = self._mechanism, self._keystream()
         clipped_sum = self._sums[phase]
-        batch = draw(mechanism.batch, len(clipped_sum), random_bytes)
+        batch = draw(mechanism.minibatch, len(clipped_sum), random_bytes)
         mean = to_grid(
             clipped_sum.at(point, batch),
             mechanism.units_per_sum(self._approval.participant, phase),

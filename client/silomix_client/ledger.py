@@ -130,7 +130,7 @@ class Ledger:
         """Raise unless the study is new and the policy has room for all of it."""
         if self._study_row(approval.study.identity) is not None:
             raise NotApproved("this study is already approved")
-        budget, scheme = self._budget(approval.population), approval.study.sampling.scheme
+        budget, scheme = self._budget(approval.population), approval.study.minibatch.scheme
         if not budget.covers(scheme):
             raise NotApproved(
                 f"the study draws {scheme.value} batches, which the exact Gaussian accountant of "

@@ -116,7 +116,7 @@ def _local(study: _Study) -> Figure:
         Scheme.FULL: "Dong, Roth, Su 2022, Corollary 2; Balle, Wang 2018, Theorem 8",
         Scheme.POISSON: "Zhu, Dong, Wang 2022, Theorem 10 (privacy loss distributions)",
         Scheme.WITHOUT_REPLACEMENT: "Wang, Balle, Kasiviswanathan 2019, Theorem 27 (Rényi)",
-    }[study.mechanism.batch.scheme]
+    }[study.mechanism.minibatch.scheme]
     epsilon = max(study.mechanism.epsilon(each, study.delta) for each in study.kinds)
     claimed = isfinite(epsilon)
     return Figure(
@@ -169,13 +169,15 @@ def _one_record(mechanism: Mechanism, participant: Participant) -> bool:
 
     A Poisson batch of expected size 1 may hold several.
     """
-    sizes = {mechanism.batch.size(phase.records(participant.records)) for phase in mechanism.phases}
-    return mechanism.batch.scheme is not Scheme.POISSON and sizes == {1.0}
+    sizes = {
+        mechanism.minibatch.size(phase.records(participant.records)) for phase in mechanism.phases
+    }
+    return mechanism.minibatch.scheme is not Scheme.POISSON and sizes == {1.0}
 
 
 def _no_shuffling(study: _Study, one_record: bool) -> str | None:
     if not one_record:
-        kind = "full-batch" if study.mechanism.batch.scheme is Scheme.FULL else "many-record"
+        kind = "full-batch" if study.mechanism.minibatch.scheme is Scheme.FULL else "many-record"
         return _none(
             f"a {kind} report is private in each of its records, not in all that a silo put into "
             "it, and shuffling theorems need the latter; the mixes hide who sent what, and the "
@@ -220,7 +222,7 @@ def _one_record_bound(study: _Study, epsilon_local: float) -> CentralFigure | No
 
 
 def _sum(study: _Study, epsilon_local: float | None) -> Figure:
-    full = study.mechanism.batch.scheme is Scheme.FULL
+    full = study.mechanism.minibatch.scheme is Scheme.FULL
     conditions = (
         Condition("full batches", full),
         Condition("a sum has at least two reports", study.minimum_batch >= 2),

@@ -36,7 +36,7 @@ _LARGEST_SIGNAL = 2**43  # grid units; beyond it that product would lose bits
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Minibatch:
     """Which of a phase's records a round uses: a scheme, and the share that it draws."""
 
     scheme: Scheme = Scheme.FULL
@@ -104,7 +104,7 @@ class Mechanism:
 
     clip: float
     dimension: int
-    batch: Batch
+    minibatch: Minibatch
     phases: tuple[Phase, ...]
     grids: tuple[float, ...]
     heaviest: float = 1.0
@@ -118,8 +118,8 @@ class Mechanism:
             raise ValueError("the phases' shares of the records sum to more than 1")
         if not self._fits_floats():
             raise CalibrationImpossible(
-                f"a clip of {self.clip:.3g} and batches of {self.batch.ratio:.3g} need steps that "
-                "no float can hold; use values closer to 1"
+                f"a clip of {self.clip:.3g} and batches of {self.minibatch.ratio:.3g} need steps "
+                "that no float can hold; use values closer to 1"
             )
         if self.largest_signal > _LARGEST_SIGNAL:
             raise CalibrationImpossible(
@@ -134,17 +134,17 @@ class Mechanism:
         clip: float,
         dimension: int,
         phases: Sequence[Phase],
-        batch: Batch | None = None,
+        minibatch: Minibatch | None = None,
     ) -> "Mechanism":
         """The mechanism with the least noise that keeps every participant's promise."""
         if not (isfinite(clip) and clip > 0 and dimension > 0 and phases and participants):
             raise ValueError("clip, dimension, phases and participants must all be there")
         return _calibrate(
-            tuple(participants), clip, dimension, tuple(phases), batch if batch else Batch()
+            tuple(participants), clip, dimension, tuple(phases), minibatch or Minibatch()
         )
 
     def _fits_floats(self) -> bool:
-        fullest = self.clip * self.heaviest * (1 / self.batch.ratio)  # as in `largest_signal`
+        fullest = self.clip * self.heaviest * (1 / self.minibatch.ratio)  # as in `largest_signal`
         return all(isfinite(grid) and grid > 0 and isfinite(fullest / grid) for grid in self.grids)
 
     # What the wire needs ------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Mechanism:
     @property
     def largest_signal(self) -> int:
         """Bound on a coordinate of the mean, in grid units, before noise."""
-        fullest = 1 / self.batch.ratio if self.batch.scheme is Scheme.POISSON else 1.0
+        fullest = 1 / self.minibatch.ratio if self.minibatch.scheme is Scheme.POISSON else 1.0
         return ceil(self.clip * self.heaviest * fullest / min(self.grids)) + 1
 
     @property
@@ -186,7 +186,7 @@ class Mechanism:
 
     def units_per_sum(self, participant: Participant, phase: int = 0) -> float:
         """What the sum of clipped gradients is multiplied by to become a mean in grid units."""
-        size = self.batch.size(self.phases[phase].records(participant.records))
+        size = self.minibatch.size(self.phases[phase].records(participant.records))
         return participant.weight / (size * self.grids[phase])
 
     def sensitivity_units(self, participant: Participant, phase: int = 0) -> float:
@@ -196,13 +196,13 @@ class Mechanism:
         without it.
         """
         moved = 2 * self.clip * self.units_per_sum(participant, phase)
-        return moved + _rounding(self.batch, self.dimension)
+        return moved + _rounding(self.minibatch, self.dimension)
 
     def event(self, participant: Participant, phase: int = 0) -> PrivacyEvent:
         """What one answered round costs this silo."""
         return PrivacyEvent(
-            scheme=self.batch.scheme,
-            ratio=self.batch.ratio,
+            scheme=self.minibatch.scheme,
+            ratio=self.minibatch.ratio,
             sensitivity=self.sensitivity_units(participant, phase),
             noise=SIGMA_UNITS,
             samples=self.dimension,
@@ -225,7 +225,7 @@ class Mechanism:
         return max(epsilon_of(transcript, delta) for transcript in transcripts)
 
 
-def _rounding(batch: Batch, dimension: int) -> float:
+def _rounding(batch: Minibatch, dimension: int) -> float:
     rounding = sqrt(dimension) * _ROUNDING
     return 2 * rounding if batch.scheme is Scheme.POISSON else rounding
 
@@ -236,7 +236,7 @@ def _calibrate(
     clip: float,
     dimension: int,
     phases: tuple[Phase, ...],
-    batch: Batch,
+    batch: Minibatch,
 ) -> Mechanism:
     grids = {
         phase: max(_grid(each, clip, dimension, phase, batch) for each in participants)
@@ -249,7 +249,7 @@ def _calibrate(
 
 
 def _grid(
-    participant: Participant, clip: float, dimension: int, phase: Phase, batch: Batch
+    participant: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
 ) -> float:
     """The grid that this participant needs: `sensitivity_units` solved for it."""
     target, records = participant.target, phase.records(participant.records)

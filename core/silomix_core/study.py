@@ -17,7 +17,7 @@ from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.algorithms.seam import AlgorithmPlan
 from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
-from silomix_core.mechanism import Batch, Mechanism, Participant
+from silomix_core.mechanism import Mechanism, Minibatch, Participant
 from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -85,7 +85,7 @@ class Study:
     radius: float
     clip: float
     target: PrivacyTarget  # of every silo that has none of its own
-    sampling: Batch
+    minibatch: Minibatch
     batching: Batching
     silos: tuple[Silo, ...]
     mixes: tuple[Mix, ...]
@@ -126,15 +126,15 @@ class Study:
             raise ValueError("algorithm.rounds must lie between 1 and 1000000")
         if not (_LEAST <= self.radius <= _MOST and _LEAST <= self.clip <= _MOST):
             raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
-        if self.sampling.ratio < _LEAST:
-            raise ValueError(f"privacy.ratio must be at least 1e-9, got {self.sampling.ratio}")
-        if self.sampling.scheme is not Scheme.FULL and self._targets() > _MOST_SAMPLED_TARGETS:
+        if self.minibatch.ratio < _LEAST:
+            raise ValueError(f"privacy.ratio must be at least 1e-9, got {self.minibatch.ratio}")
+        if self.minibatch.scheme is not Scheme.FULL and self._targets() > _MOST_SAMPLED_TARGETS:
             raise ValueError(
-                f"with {self.sampling.scheme.value} batches the silos of a study can have at most "
+                f"with {self.minibatch.scheme.value} batches the silos of a study can have at most "
                 f"{_MOST_SAMPLED_TARGETS} different (epsilon, delta), these have {self._targets()}"
             )
-        if self.sampling.scheme is not Scheme.FULL and self.rounds > _MOST_SAMPLED_ROUNDS:
-            kind = self.sampling.scheme.value
+        if self.minibatch.scheme is not Scheme.FULL and self.rounds > _MOST_SAMPLED_ROUNDS:
+            kind = self.minibatch.scheme.value
             raise ValueError(
                 f"algorithm.rounds: at most {_MOST_SAMPLED_ROUNDS} with {kind} batches"
             )
@@ -170,7 +170,7 @@ class Study:
             clip=self.clip,
             dimension=self.task.dimension,
             phases=ALGORITHMS[self.algorithm].phases(self.rounds),
-            batch=self.sampling,
+            minibatch=self.minibatch,
         )
 
     def algorithm_plan(self, mechanism: Mechanism) -> AlgorithmPlan:
@@ -194,7 +194,7 @@ def _study(top: Table, identity: StudyId) -> Study:
     algorithm.finish()
     privacy = top.table("privacy")
     clip = privacy.number("clip")
-    target, sampling = _target(privacy), _sampling(privacy)
+    target, minibatch = _target(privacy), _minibatch(privacy)
     privacy.finish()
     batch = top.table("batch")
     batching = Batching(batch.whole("minimum"), batch.number("deadline_s"))
@@ -212,7 +212,7 @@ def _study(top: Table, identity: StudyId) -> Study:
         radius=radius,
         clip=clip,
         target=target,
-        sampling=sampling,
+        minibatch=minibatch,
         batching=batching,
         silos=silos,
         mixes=mixes,
@@ -225,10 +225,10 @@ def _target(table: Table) -> PrivacyTarget:
     return table.build(lambda: PrivacyTarget(epsilon, delta))
 
 
-def _sampling(table: Table) -> Batch:
+def _minibatch(table: Table) -> Minibatch:
     scheme = Scheme(table.choice("sampling", [entry.value for entry in Scheme], Scheme.FULL.value))
     ratio = 1.0 if scheme is Scheme.FULL else table.number("ratio")
-    return table.build(lambda: Batch(scheme, ratio))
+    return table.build(lambda: Minibatch(scheme, ratio))
 
 
 def _task(table: Table) -> Task:

@@ -185,7 +185,7 @@ grid = mechanism._grid
 mechanism._grid = lambda silo, clip, *rest: grid(silo, clip / 2, *rest)
 def sensitivity(self, silo, phase=0):
     moved = self.clip * self.units_per_sum(silo, phase)
-    return moved + mechanism._rounding(self.batch, self.dimension)
+    return moved + mechanism._rounding(self.minibatch, self.dimension)
 mechanism.Mechanism.sensitivity_units = sensitivity
 """,
     "no root of R": """

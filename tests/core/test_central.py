@@ -12,9 +12,9 @@ from scipy.stats import norm
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.bounds.shuffling import one_record_reports
 from silomix_core.central import NO_THEOREM, Against, Condition, Figure, central_figures
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 
-ONE_OF_100 = Batch(Scheme.WITHOUT_REPLACEMENT, 0.01)
+ONE_OF_100 = Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.01)
 
 
 def study(
@@ -25,7 +25,7 @@ def study(
     rounds: int = 100,
     dimension: int = 50,
     clip: float = 1.0,
-    batch: Batch | None = None,
+    batch: Minibatch | None = None,
     phases: tuple[Phase, ...] | None = None,
 ) -> tuple[Mechanism, Participant]:
     participant = Participant(records, PrivacyTarget(epsilon, delta))
@@ -34,7 +34,7 @@ def study(
         clip=clip,
         dimension=dimension,
         phases=phases or (Phase(rounds),),
-        batch=batch,
+        minibatch=batch,
     )
     return mechanism, participant
 
@@ -168,7 +168,7 @@ def test_where_the_bound_is_no_better_than_the_local_figure_nothing_is_claimed()
 
 def test_fewer_reports_hide_less() -> None:
     mechanism, participant = study(
-        records=1, epsilon=1.0, delta=1e-6, rounds=1, dimension=5, batch=Batch()
+        records=1, epsilon=1.0, delta=1e-6, rounds=1, dimension=5, batch=Minibatch()
     )
     found = [
         figures(mechanism, participant, silos=3000, minimum=minimum)[1].epsilon
@@ -180,7 +180,7 @@ def test_fewer_reports_hide_less() -> None:
 
 def test_a_poisson_batch_of_one_record_on_average_is_no_one_record_report() -> None:
     participant = Participant(100, PrivacyTarget(1.0, 1e-6))
-    mechanism = Mechanism(1.0, 5, Batch(Scheme.POISSON, 0.01), (Phase(2),), (1e-5,))
+    mechanism = Mechanism(1.0, 5, Minibatch(Scheme.POISSON, 0.01), (Phase(2),), (1e-5,))
     local, shuffled, outsiders = figures(mechanism, participant, silos=1000, minimum=1000)
     assert local.epsilon is not None
     assert (shuffled.epsilon, outsiders.epsilon) == (None, None)
@@ -189,7 +189,7 @@ def test_a_poisson_batch_of_one_record_on_average_is_no_one_record_report() -> N
 def test_one_silo_with_larger_batches_spoils_it_for_all() -> None:
     one, two = (Participant(n, PrivacyTarget(0.2, 1e-6)) for n in (100, 200))
     mechanism = Mechanism.calibrate(
-        [one, two], clip=1.0, dimension=5, phases=[Phase(20)], batch=ONE_OF_100
+        [one, two], clip=1.0, dimension=5, phases=[Phase(20)], minibatch=ONE_OF_100
     )
     shuffled = central_figures(mechanism, [one] * 999 + [two], minimum_batch=900)[1]
     assert shuffled.epsilon is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from silomix_core.accounting.budget import Budget
 from silomix_core.accounting.composition import CalibrationImpossible, epsilon_of
 from silomix_core.accounting.events import ADJACENCY, PrivacyEvent, PrivacyTarget, Scheme
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.noise import LARGEST_NOISE, SIGMA_UNITS
 from silomix_core.update import to_grid
 from support.exact import exact_epsilon
@@ -280,7 +280,7 @@ def test_a_record_spends_only_in_its_phase() -> None:
     made = in_phases(Phase(9, 0.5), Phase(4, 0.25), Phase(1, 0.25))
     losses = [epsilon_of(transcript, STUDY.delta) for transcript in made.transcripts(silo)]
     assert all(3 - 1e-6 < each <= 3 for each in losses)  # each has its own grid
-    coarse = Mechanism(1.0, 5, made.batch, made.phases, (max(made.grids),) * 3)
+    coarse = Mechanism(1.0, 5, made.minibatch, made.phases, (max(made.grids),) * 3)
     losses = [epsilon_of(transcript, STUDY.delta) for transcript in coarse.transcripts(silo)]
     assert coarse.epsilon(silo) == max(losses)
     assert len(set(losses)) == 3
@@ -338,7 +338,7 @@ def test_a_share_outside_the_range_is_refused(share: float) -> None:
 @pytest.mark.parametrize("scheme", list(Scheme))
 def test_a_ratio_outside_the_range_is_refused(scheme: Scheme, ratio: float) -> None:
     with pytest.raises(ValueError, match="ratio"):
-        Batch(scheme, ratio)
+        Minibatch(scheme, ratio)
 
 
 # Weights and promises of single silos
@@ -428,7 +428,7 @@ def drawing(scheme: Scheme, ratio: float, rounds: int, records: int = 400) -> Me
         clip=1.0,
         dimension=4,
         phases=[Phase(rounds)],
-        batch=Batch(scheme, ratio),
+        minibatch=Minibatch(scheme, ratio),
     )
 
 
@@ -471,11 +471,11 @@ def test_the_event_of_a_batch_names_its_scheme_and_counts_the_drawn() -> None:
 
 def test_the_divisor_of_a_batch_is_public() -> None:
     """The expected size for coin tosses, the size itself where that is fixed; never what came."""
-    assert Batch().size(401) == 401
-    assert Batch(Scheme.POISSON, 0.5).size(401) == 200.5
-    assert Batch(Scheme.WITHOUT_REPLACEMENT, 0.5).size(401) == 200
-    assert Batch(Scheme.WITHOUT_REPLACEMENT, 0.1).size(30) == 3
-    assert Batch(Scheme.WITHOUT_REPLACEMENT, 0.01).size(99) == 0
+    assert Minibatch().size(401) == 401
+    assert Minibatch(Scheme.POISSON, 0.5).size(401) == 200.5
+    assert Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.5).size(401) == 200
+    assert Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.1).size(30) == 3
+    assert Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.01).size(99) == 0
 
 
 @pytest.mark.parametrize("scheme", list(Scheme))
@@ -487,7 +487,7 @@ def test_one_record_moves_a_drawn_mean_by_at_most_the_sensitivity(scheme: Scheme
         n = len(case.values)
         if int(ratio * n) < 1:
             continue
-        made = coarse(case.clip, n, Batch(scheme, ratio))
+        made = coarse(case.clip, n, Minibatch(scheme, ratio))
         silo, mask = participant(n), rng.uniform(size=n) < 0.7
         mask[case.replaced] = True
         if scheme is Scheme.FULL:
@@ -506,7 +506,7 @@ def test_one_record_moves_a_drawn_mean_by_at_most_the_sensitivity(scheme: Scheme
                 assert np.abs(mean).max() <= made.largest_signal
 
 
-def coarse(clip: float, records: int, batch: Batch) -> Mechanism:
+def coarse(clip: float, records: int, batch: Minibatch) -> Mechanism:
     """A grid so coarse that rounding is a good part of the sensitivity."""
     return Mechanism(clip, 4, batch, (Phase(1),), (clip / records / 7,))
 

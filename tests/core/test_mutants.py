@@ -26,7 +26,7 @@ from silomix_core.accounting.budget import Accountant, Budget, Loss
 from silomix_core.accounting.composition import largest_mu
 from silomix_core.accounting.events import PrivacyEvent, PrivacyTarget, Scheme
 from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.noise import RandomBytes, discrete_gaussian
 from silomix_core.task import UNIT, Task
 from silomix_core.update import ClippedSum, Records
@@ -209,30 +209,36 @@ def check_consortium() -> None:
     check_promises(*consortium())
 
 
-Grid = Callable[[Participant, float, int, Phase, Batch], float]
+Grid = Callable[[Participant, float, int, Phase, Minibatch], float]
 grid_of: Grid = mechanism_module._grid
 
 
-def no_weight(silo: Participant, clip: float, dimension: int, phase: Phase, batch: Batch) -> float:
+def no_weight(
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+) -> float:
     return grid_of(replace(silo, weight=1.0), clip, dimension, phase, batch)
 
 
-def no_rounds(silo: Participant, clip: float, dimension: int, phase: Phase, batch: Batch) -> float:
+def no_rounds(
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+) -> float:
     return grid_of(silo, clip, dimension, replace(phase, rounds=1), batch)
 
 
-def no_share(silo: Participant, clip: float, dimension: int, phase: Phase, batch: Batch) -> float:
+def no_share(
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+) -> float:
     return grid_of(silo, clip, dimension, replace(phase, share=1.0), batch)
 
 
 def one_promise(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Batch
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
 ) -> float:
     return grid_of(replace(silo, target=PrivacyTarget(2, 1e-6)), clip, dimension, phase, batch)
 
 
 def another_delta(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Batch
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
 ) -> float:
     return grid_of(
         replace(silo, target=replace(silo.target, delta=2e-6)), clip, dimension, phase, batch
@@ -272,9 +278,9 @@ def test_a_weight_that_is_forgotten_in_the_range_is_caught() -> None:
 
 def drawing(rounds: int, scheme: Scheme = Scheme.POISSON) -> tuple[Mechanism, list[Participant]]:
     silos = [Participant(400, PrivacyTarget(1, 1e-5))]
-    batch = Batch(scheme, 0.5)
+    batch = Minibatch(scheme, 0.5)
     phases = [Phase(rounds)]
-    return Mechanism.calibrate(silos, clip=1.0, dimension=4, phases=phases, batch=batch), silos
+    return Mechanism.calibrate(silos, clip=1.0, dimension=4, phases=phases, minibatch=batch), silos
 
 
 def softer(factor: float) -> Callable[..., float]:
@@ -340,7 +346,7 @@ def test_a_batch_that_is_divided_by_all_records_is_caught(
     scheme: Scheme, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The accountant believes in C/n where the silo computes C/K."""
-    monkeypatch.setattr(Batch, "size", lambda self, records: float(records))
+    monkeypatch.setattr(Minibatch, "size", lambda self, records: float(records))
     with pytest.raises(AssertionError, match="promised"):
         check_promises(*drawing(1, scheme))
 
@@ -370,7 +376,7 @@ def test_the_loss_of_full_batches_for_drawn_ones_is_caught(monkeypatch: pytest.M
 def test_a_range_for_the_expected_batch_only_is_caught() -> None:
     """Without 1/q in it, a batch that is larger than expected would be cut."""
     made, silos = drawing(1)
-    mutant = replace(made, batch=Batch(Scheme.WITHOUT_REPLACEMENT, 0.5))
+    mutant = replace(made, minibatch=Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.5))
     with pytest.raises(AssertionError, match="beyond the range"):
         check_fits(mutant, silos, everybody=True)
 

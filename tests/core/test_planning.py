@@ -8,7 +8,7 @@ import pytest
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Query, Steps
 from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.planning import InvalidPlan, Plan, Request, curves, plan, simulated_rounds
 from silomix_core.planning.cells import Cell, Estimate
 from silomix_core.planning.recommendation import NO_PRIVATE_DATA
@@ -64,8 +64,8 @@ def test_the_example_of_the_papers_has_these_numbers() -> None:
     [
         ({"epsilons": (9.0,), "delta": 1e-3}, "needs epsilon <= ln"),
         ({"rounds": (10,), "algorithm": "one-pass-mb-sgd"}, "needs epsilon <= 1"),
-        ({"batch": Batch(Scheme.WITHOUT_REPLACEMENT, 0.001)}, "batch"),
-        ({"batch": Batch(Scheme.POISSON, 0.9), "rounds": (2,)}, "not Poisson"),
+        ({"minibatch": Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.001)}, "batch"),
+        ({"minibatch": Minibatch(Scheme.POISSON, 0.9), "rounds": (2,)}, "not Poisson"),
     ],
 )
 def test_outside_its_validity_the_papers_formula_gives_a_reason_and_no_number(
@@ -156,8 +156,8 @@ def test_large_studies_are_simulated_on_fewer_records_and_say_so() -> None:
     "changes",
     [
         {"algorithm": "one-pass-mb-sgd"},
-        {"batch": Batch(Scheme.WITHOUT_REPLACEMENT, 0.1)},
-        {"batch": Batch(Scheme.WITHOUT_REPLACEMENT, 0.1), "algorithm": "one-pass-mb-sgd"},
+        {"minibatch": Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.1)},
+        {"minibatch": Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.1), "algorithm": "one-pass-mb-sgd"},
     ],
 )
 def test_every_kind_of_batch_is_simulated(changes: dict[str, object]) -> None:
@@ -207,7 +207,7 @@ def test_the_recommended_cell_has_the_least_error_but_for_ties(small: Plan) -> N
     assert best.cell.epsilon == 8  # 0.05 costs more than half a point
     rivals = [cell for cell in small.cells if cell.epsilon == 8]
     assert error(best.cell) <= min(error(cell) for cell in rivals) + 0.01
-    assert best.batch == Batch()
+    assert best.minibatch == Minibatch()
     assert best.why[-1] == NO_PRIVATE_DATA
 
 

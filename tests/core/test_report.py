@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from silomix_core.accounting.events import PrivacyTarget, Scheme
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.noise import discrete_gaussian
 from silomix_core.report import MalformedReport, decode_report, encode_report, report_bytes
 from support.privacy_checks import SIGMA, check_gaussian, full_batch, seeded_bytes
@@ -111,9 +111,9 @@ def test_noise_passes_the_wire_format_unchanged_in_distribution(records: int) ->
 
 
 @pytest.mark.parametrize(
-    "batch", [Batch(), Batch(Scheme.WITHOUT_REPLACEMENT, 0.5)], ids=["full", "fixed size"]
+    "batch", [Minibatch(), Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.5)], ids=["full", "fixed size"]
 )
-def test_reports_of_different_silos_look_alike(batch: Batch) -> None:
+def test_reports_of_different_silos_look_alike(batch: Minibatch) -> None:
     """Weights, sizes and promises differ; noise, range, width and length of a report do not."""
     silos = [
         Participant(100, PrivacyTarget(3, 1e-6), weight=0.5),
@@ -122,7 +122,7 @@ def test_reports_of_different_silos_look_alike(batch: Batch) -> None:
     ]
     phases = [Phase(3, 0.5), Phase(7, 0.25)]
     made, turned = (
-        Mechanism.calibrate(each, clip=1.0, dimension=3, phases=phases, batch=batch)
+        Mechanism.calibrate(each, clip=1.0, dimension=3, phases=phases, minibatch=batch)
         for each in (silos, silos[::-1])
     )
     assert made == turned  # one value for all, whoever computes it

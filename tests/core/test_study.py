@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import LossName
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.study import InvalidStudy, Study
 from silomix_core.task import Scaling
 from support.studies import Tree, at, parse, study_bytes, study_tree, with_value, written
@@ -123,7 +123,7 @@ def test_the_noise_is_what_the_smallest_silo_needs() -> None:
 
 def test_without_a_word_on_it_silos_are_alike_and_batches_full() -> None:
     study = parse(study_tree())
-    assert study.sampling == Batch(Scheme.FULL, 1.0)
+    assert study.minibatch == Minibatch(Scheme.FULL, 1.0)
     assert [(silo.weight, silo.target) for silo in study.silos] == [(1.0, None)] * 3
     for silo in study.silos:
         participant = study.participant(silo)
@@ -134,19 +134,19 @@ def test_without_a_word_on_it_silos_are_alike_and_batches_full() -> None:
 @pytest.mark.parametrize(
     ("named", "batch"),
     [
-        ({"sampling": "full"}, Batch()),
-        ({"sampling": "poisson", "ratio": 0.5}, Batch(Scheme.POISSON, 0.5)),
-        ({"sampling": "poisson", "ratio": 1}, Batch(Scheme.POISSON, 1.0)),
+        ({"sampling": "full"}, Minibatch()),
+        ({"sampling": "poisson", "ratio": 0.5}, Minibatch(Scheme.POISSON, 0.5)),
+        ({"sampling": "poisson", "ratio": 1}, Minibatch(Scheme.POISSON, 1.0)),
         (
             {"sampling": "without-replacement", "ratio": 0.25},
-            Batch(Scheme.WITHOUT_REPLACEMENT, 0.25),
+            Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.25),
         ),
     ],
 )
-def test_a_study_names_its_batches(named: Tree, batch: Batch) -> None:
+def test_a_study_names_its_batches(named: Tree, batch: Minibatch) -> None:
     tree = study_tree()
     tree["privacy"] |= named
-    assert parse(tree).sampling == batch
+    assert parse(tree).minibatch == batch
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_study_of_drawn_batches_keeps_every_silo_s_promise() -> None:
     study = parse(tree)
     mechanism = study.mechanism()
     smallest, middle, largest = (study.participant(silo) for silo in study.silos)
-    assert mechanism.batch == study.sampling
+    assert mechanism.minibatch == study.minibatch
     assert 1.99 < mechanism.epsilon(smallest) <= 2
     assert mechanism.epsilon(largest) < mechanism.epsilon(middle) < 2
 
@@ -542,18 +542,18 @@ def test_numbers_at_the_ends_of_their_ranges_give_a_mechanism(clip: float, sampl
 @pytest.mark.parametrize(
     ("clip", "batch"),
     [
-        (5e-324, Batch()),
-        (1.7e308, Batch()),
-        (1.0, Batch(Scheme.POISSON, 1e-310)),
-        (1e-9, Batch(Scheme.POISSON, 1e-309)),
+        (5e-324, Minibatch()),
+        (1.7e308, Minibatch()),
+        (1.0, Minibatch(Scheme.POISSON, 1e-310)),
+        (1e-9, Minibatch(Scheme.POISSON, 1e-309)),
     ],
 )
 def test_steps_that_no_float_can_hold_are_refused_with_the_reason(
-    clip: float, batch: Batch
+    clip: float, batch: Minibatch
 ) -> None:
     silo = Participant(100, PrivacyTarget(1, 1e-5))
     with pytest.raises(CalibrationImpossible, match="no float can hold"):
-        Mechanism.calibrate([silo], clip=clip, dimension=4, phases=[Phase(5)], batch=batch)
+        Mechanism.calibrate([silo], clip=clip, dimension=4, phases=[Phase(5)], minibatch=batch)
 
 
 @pytest.mark.parametrize("line", [b"a." * 5000 + b"a = 1\n", b"# " + b"x" * 9000])

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import Loss, LossName, loss
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.task import UNIT, Feature, Scaling, Task
 from silomix_core.update import ClippedSum, Records, to_grid
 from support.privacy_checks import (
@@ -66,11 +66,13 @@ def agreed(
     grid: float,
     clip: float = 1.0,
     dimension: int = 1,
-    batch: Batch | None = None,
+    batch: Minibatch | None = None,
     weight: float = 1.0,
 ) -> Agreed:
     """The only place here that knows how a mechanism is made."""
-    mechanism = Mechanism(clip, dimension, batch or Batch(), (Phase(1),), (grid,), heaviest=weight)
+    mechanism = Mechanism(
+        clip, dimension, batch or Minibatch(), (Phase(1),), (grid,), heaviest=weight
+    )
     return Agreed(mechanism, Participant(records, PrivacyTarget(1.0, 1e-6), weight))
 
 
@@ -97,17 +99,17 @@ def test_replacing_a_record_by_anything_moves_the_sum_by_at_most_two_clip(
 
 
 @st.composite
-def batches(draw: st.DrawFn, records: int) -> tuple[Batch, Mask]:
+def batches(draw: st.DrawFn, records: int) -> tuple[Minibatch, Mask]:
     """A scheme and a batch that it can draw among so many records."""
     scheme = draw(st.sampled_from(Scheme))
     if scheme is Scheme.FULL:
-        return Batch(), np.ones(records, dtype=np.bool_)
+        return Minibatch(), np.ones(records, dtype=np.bool_)
     if scheme is Scheme.POISSON:
         mask = draw(arrays(np.bool_, records))
-        return Batch(scheme, draw(st.floats(0.01, 1))), mask
+        return Minibatch(scheme, draw(st.floats(0.01, 1))), mask
     size = draw(st.integers(1, records))
     chosen = draw(st.permutations(range(records)))[:size]
-    return Batch(scheme, size / records), np.isin(np.arange(records), chosen)
+    return Minibatch(scheme, size / records), np.isin(np.arange(records), chosen)
 
 
 def pair(case: Neighbours) -> tuple[ClippedSum, ClippedSum]:
@@ -194,7 +196,7 @@ def test_a_record_that_joins_a_poisson_batch_moves_it_by_at_most_half_the_sensit
         grid=case.clip / steps,
         clip=case.clip,
         dimension=4,
-        batch=Batch(Scheme.POISSON, ratio),
+        batch=Minibatch(Scheme.POISSON, ratio),
     )
     joined = np.ones(n, dtype=np.bool_)
     without = np.arange(n) != case.replaced

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Batch, Mechanism, Participant, Phase
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.noise import RandomBytes
 from silomix_core.task import Feature, Scaling, Task
 from silomix_core.update import ClippedSum, Records, to_grid
@@ -155,7 +155,7 @@ def check_promises(mechanism: Mechanism, participants: Sequence[Participant]) ->
     replacement: the same attack, and that of opposite records among like ones; neither may go
     beyond the promise.  At most two rounds for these.
     """
-    batch = mechanism.batch
+    batch = mechanism.minibatch
     for silo in participants:
         for phase, grid in zip(mechanism.phases, mechanism.grids, strict=True):
             records = floor(phase.share * silo.records + 1e-9)
@@ -173,7 +173,7 @@ def check_promises(mechanism: Mechanism, participants: Sequence[Participant]) ->
 
 
 def _continuous(
-    batch: Batch, adds: float, rounding: float, rounds: int
+    batch: Minibatch, adds: float, rounding: float, rounds: int
 ) -> Callable[[float], float]:
     """ε ↦ δ of continuous noise; a record adds, and rounding moves, so many standard deviations."""
     if batch.scheme is Scheme.FULL:
@@ -193,7 +193,7 @@ def check_fits(
 
     `everybody`: whether a batch can happen to be all records, which only coins can do.
     """
-    batch = mechanism.batch
+    batch = mechanism.minibatch
     if everybody is None:
         everybody = batch.scheme is Scheme.POISSON
     fullest = 1 / batch.ratio if everybody else 1.0

@@ -132,7 +132,7 @@ def largest_sigma(mechanism: Mechanism) -> float:
 
 def paper_sigma(mechanism: Mechanism, participant: Participant) -> float:
     """What the papers' formulas ask for the same study; OutsideValidity if they do not apply."""
-    if mechanism.batch.scheme is Scheme.POISSON:
+    if mechanism.minibatch.scheme is Scheme.POISSON:
         raise OutsideValidity("the papers' formulas are for batches of fixed size, not Poisson")
     return max(_paper_sigma(mechanism, participant, phase) for phase in set(mechanism.phases))
 
@@ -162,7 +162,7 @@ def _cell(request: Request, epsilon: float, rounds: int) -> Cell:
 def _paper_sigma(mechanism: Mechanism, participant: Participant, phase: Phase) -> float:
     """A phase of one round uses every record at most once: there the one-pass formula holds."""
     records, target = phase.records(participant.records), participant.target
-    batch = int(mechanism.batch.size(records))
+    batch = int(mechanism.minibatch.size(records))
     if phase.rounds == 1:
         return one_pass_sigma(
             lipschitz=mechanism.clip, batch=batch, epsilon=target.epsilon, delta=target.delta

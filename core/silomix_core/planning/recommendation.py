@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from silomix_core.mechanism import Batch
+from silomix_core.mechanism import Minibatch
 from silomix_core.planning.cells import Advance, Cell, Estimate, largest_sigma, simulate
 from silomix_core.planning.request import GOOD_CLIPS, Request
 
@@ -22,7 +22,7 @@ class Recommendation:
 
     cell: Cell
     clip: float
-    batch: Batch
+    minibatch: Minibatch
     sigma: float
     clip_errors: tuple[tuple[float, Estimate], ...]
     why: tuple[str, ...]
@@ -40,11 +40,11 @@ def recommend(request: Request, cells: Sequence[Cell], advance: Advance) -> Reco
         clip = min(max(request.clip, GOOD_CLIPS[0]), GOOD_CLIPS[-1])
         why.append("clip: 0.25 to 0.5, for features of norm at most 1")
     why.append("batch: full; smaller ones save computing, not noise, at the same ε and δ")
-    full = replace(request, clip=clip, batch=Batch()).mechanism(cell.epsilon, cell.rounds)
+    full = replace(request, clip=clip, minibatch=Minibatch()).mechanism(cell.epsilon, cell.rounds)
     return Recommendation(
         cell=cell,
         clip=clip,
-        batch=full.batch,
+        minibatch=full.minibatch,
         sigma=largest_sigma(full),
         clip_errors=clip_errors,
         why=(*why, NO_PRIVATE_DATA),

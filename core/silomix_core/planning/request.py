@@ -5,7 +5,7 @@ from math import ceil, isfinite
 
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.mechanism import Batch, Mechanism, Participant
+from silomix_core.mechanism import Mechanism, Minibatch, Participant
 from silomix_core.planning.simulation import LARGEST_DIMENSION, Shape
 
 DEFAULT_ROUNDS = (10, 20, 40, 60, 100, 200)
@@ -35,7 +35,7 @@ class Request:
     rounds: tuple[int, ...] = DEFAULT_ROUNDS
     clip: float = GOOD_CLIPS[-1]
     algorithm: str = "noisy-mb-sgd"
-    batch: Batch = Batch()  # noqa: RUF009  # it is frozen
+    minibatch: Minibatch = Minibatch()  # noqa: RUF009  # it is frozen
     minimum_batch: int | None = None
     radius: float = 50.0
     seeds: int = 5
@@ -86,7 +86,7 @@ class Request:
             clip=self.clip,
             dimension=self.dimension,
             phases=algorithm(self.algorithm).phases(rounds),
-            batch=self.batch,
+            minibatch=self.minibatch,
         )
 
 

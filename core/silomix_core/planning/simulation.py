@@ -113,7 +113,7 @@ def excess_errors(
     the same noise: their differences say more than each alone.
     """
     first = mechanisms[0]
-    if any((each.batch, each.phases) != (first.batch, first.phases) for each in mechanisms):
+    if any((each.minibatch, each.phases) != (first.minibatch, first.phases) for each in mechanisms):
         raise ValueError("runs side by side need the same batches and phases")
     runs = [algorithm.start(_algorithm_plan(each, shape, radius)) for each in mechanisms]
     queries = [next(run) for run in runs]
@@ -164,9 +164,9 @@ def _batch_rows(
     mechanism: Mechanism, shape: Shape, phase: int, pool: Rows, rng: np.random.Generator
 ) -> Rows:
     """As many rows as all silos draw together, all of the pool if it has fewer."""
-    if mechanism.batch.scheme is Scheme.FULL:
+    if mechanism.minibatch.scheme is Scheme.FULL:
         return pool
-    drawn = shape.silos * mechanism.batch.size(mechanism.phases[phase].records(shape.records))
+    drawn = shape.silos * mechanism.minibatch.size(mechanism.phases[phase].records(shape.records))
     candidates = np.arange(shape.simulated_records) if isinstance(pool, slice) else pool
     size = max(1, min(round(drawn), len(candidates)))
     return rng.choice(candidates, size, replace=False)

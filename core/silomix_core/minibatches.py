@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.accounting.events import Scheme
-from silomix_core.mechanism import Batch, Phase
+from silomix_core.mechanism import Minibatch, Phase
 from silomix_core.noise import RandomBytes
 
 Mask = NDArray[np.bool_]
@@ -30,7 +30,7 @@ def partition(
     return tuple(order[end - size : end] for size, end in zip(sizes, ends, strict=True))
 
 
-def draw(batch: Batch, records: int, random_bytes: RandomBytes) -> Mask | None:
+def draw(batch: Minibatch, records: int, random_bytes: RandomBytes) -> Mask | None:
     """The batch of one round among `records`; None means all of them."""
     if batch.scheme is Scheme.FULL:
         return None

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from silomix_core.accounting.events import Scheme
-from silomix_core.batches import draw, partition
-from silomix_core.mechanism import Batch, Phase
+from silomix_core.mechanism import Minibatch, Phase
+from silomix_core.minibatches import draw, partition
 from support.privacy_checks import FALSE_ALARM, seeded_bytes
 
 POISSON, FIXED = Scheme.POISSON, Scheme.WITHOUT_REPLACEMENT
@@ -88,14 +88,14 @@ def test_phases_that_need_more_records_than_there_are_are_refused() -> None:
 
 
 def test_a_full_batch_is_no_mask_and_asks_for_no_randomness() -> None:
-    assert draw(Batch(), 10, scripted()) is None
+    assert draw(Minibatch(), 10, scripted()) is None
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.3, 0.5, 0.99])
 def test_coins_have_the_right_probability_for_every_record(ratio: float) -> None:
     """χ² over 40 records, each in 5000 rounds; the size of a batch is binomial in variance too."""
     source = seeded_bytes(12)
-    masks = np.array([draw(Batch(POISSON, ratio), 40, source) for _ in range(5000)])
+    masks = np.array([draw(Minibatch(POISSON, ratio), 40, source) for _ in range(5000)])
     expected = 5000 * ratio
     excess = (masks.sum(axis=0) - expected) ** 2 / (expected * (1 - ratio))
     assert stats.chi2.sf(excess.sum(), 40) > FALSE_ALARM
@@ -109,7 +109,7 @@ def test_coins_have_the_right_probability_for_every_record(ratio: float) -> None
 def test_coins_of_two_records_and_of_two_rounds_are_independent() -> None:
     """All four outcomes of every pair among 6 records, and of a record with its next round."""
     source, ratio = seeded_bytes(13), 0.3
-    masks = np.array([draw(Batch(POISSON, ratio), 6, source) for _ in range(8000)])
+    masks = np.array([draw(Minibatch(POISSON, ratio), 6, source) for _ in range(8000)])
     pairs = [(masks[:, i], masks[:, j]) for i, j in combinations(range(6), 2)]
     pairs += [(masks[::2, i], masks[1::2, i]) for i in range(6)]
     likely = np.array([(1 - ratio) ** 2, ratio * (1 - ratio), ratio * (1 - ratio), ratio**2])
@@ -122,21 +122,21 @@ def test_coins_of_two_records_and_of_two_rounds_are_independent() -> None:
 def test_a_coin_is_won_below_the_ratio_exactly() -> None:
     """Never more often than the accountant assumes: the threshold is rounded down."""
     half = 2**63
-    mask = draw(Batch(POISSON, 0.5), 4, scripted([0, half - 1, half, 2**64 - 1]))
+    mask = draw(Minibatch(POISSON, 0.5), 4, scripted([0, half - 1, half, 2**64 - 1]))
     assert mask is not None
     assert mask.tolist() == [True, True, False, False]
-    always = draw(Batch(POISSON, 1.0), 2, scripted([0, 2**64 - 2]))
+    always = draw(Minibatch(POISSON, 1.0), 2, scripted([0, 2**64 - 2]))
     assert always is not None
     assert always.all()
     third = int(np.floor(np.float64(1 / 3) * 2.0**64))
-    mask = draw(Batch(POISSON, 1 / 3), 2, scripted([third - 1, third]))
+    mask = draw(Minibatch(POISSON, 1 / 3), 2, scripted([third - 1, third]))
     assert mask is not None
     assert mask.tolist() == [True, False]
 
 
 @given(st.integers(1, 300), st.floats(0.01, 1), st.integers(0, 9))
 def test_a_batch_of_fixed_size_has_that_size(records: int, ratio: float, seed: int) -> None:
-    batch = Batch(FIXED, ratio)
+    batch = Minibatch(FIXED, ratio)
     size = int(batch.size(records))
     if size < 1:
         with pytest.raises(ValueError, match="empty"):
@@ -152,21 +152,21 @@ def test_every_batch_of_fixed_size_is_equally_likely() -> None:
     """2 of 6 records: 15 batches, χ² with 14 degrees of freedom."""
     source, counts = seeded_bytes(14), dict.fromkeys(combinations(range(6), 2), 0)
     for _ in range(6000):
-        mask = draw(Batch(FIXED, 1 / 3), 6, source)
+        mask = draw(Minibatch(FIXED, 1 / 3), 6, source)
         assert mask is not None
         counts[tuple(np.flatnonzero(mask).tolist())] += 1
     assert stats.chisquare(list(counts.values())).pvalue > FALSE_ALARM
 
 
 def test_a_tie_at_the_border_of_a_batch_is_drawn_again() -> None:
-    batch = Batch(FIXED, 0.5)
+    batch = Minibatch(FIXED, 0.5)
     mask = draw(batch, 4, scripted([5, 9, 5, 5], [3, 3, 3, 1], [8, 2, 7, 4]))
     assert mask is not None
     assert mask.tolist() == [False, True, False, True]
 
 
 def test_a_tie_away_from_the_border_of_a_batch_does_no_harm() -> None:
-    mask = draw(Batch(FIXED, 0.5), 4, scripted([9, 1, 9, 1]))
+    mask = draw(Minibatch(FIXED, 0.5), 4, scripted([9, 1, 9, 1]))
     assert mask is not None
     assert mask.tolist() == [False, True, False, True]
 
@@ -175,7 +175,7 @@ def test_a_tie_away_from_the_border_of_a_batch_does_no_harm() -> None:
 def test_batches_of_successive_rounds_differ(scheme: Scheme) -> None:
     """Of 200 records: the same mask twice has a probability below 2⁻¹⁰⁰."""
     source = seeded_bytes(15)
-    first, second = (draw(Batch(scheme, 0.5), 200, source) for _ in range(2))
+    first, second = (draw(Minibatch(scheme, 0.5), 200, source) for _ in range(2))
     assert first is not None
     assert second is not None
     assert not np.array_equal(first, second)
