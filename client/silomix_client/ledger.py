@@ -10,7 +10,9 @@ lifetime budget, where a study counts with the worst of its disjoint phases.  Ap
 whole study beforehand, so that an approved study is never cut short by another one.
 """
 
+import fcntl
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,12 +78,8 @@ class Ledger:
         self.state = state
         self._reports = state / "reports"
         self._reports.mkdir(mode=0o700, exist_ok=True)
-        path = state / "ledger.sqlite"
-        path.touch(mode=0o600)
-        self.database = sqlite3.connect(path, isolation_level=None, timeout=30.0)
-        self.database.execute("PRAGMA journal_mode=WAL")
-        self.database.execute("PRAGMA synchronous=FULL")
-        self._prepare(path)
+        with _alone(state / "ledger.lock"):  # SQLite does not wait for a lock to change its mode
+            self._open(state / "ledger.sqlite")
         self.policy = policy
 
     @property
@@ -259,7 +257,11 @@ class Ledger:
 
     # Helpers ------------------------------------------------------------------------------------
 
-    def _prepare(self, path: Path) -> None:
+    def _open(self, path: Path) -> None:
+        path.touch(mode=0o600)
+        self.database = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+        self.database.execute("PRAGMA journal_mode=WAL")
+        self.database.execute("PRAGMA synchronous=FULL")
         (version,) = self.database.execute("PRAGMA user_version").fetchone()
         (tables,) = self.database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         if tables and version != _VERSION:
@@ -394,6 +396,17 @@ class Ledger:
                 self.database.execute("ROLLBACK")
             raise
         self.database.execute("COMMIT")
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Nobody else is in here meanwhile; the lock goes with the process, whatever happens."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @lru_cache(maxsize=64)

@@ -352,7 +352,7 @@ def test_an_interrupted_audit_leaves_nothing(
         ({"trials": 2}, "--trials: an even number"),
         ({"rounds": 0}, "--rounds: from 1 to 1000"),
         ({"epsilon": -1.0}, "epsilon must be above 0"),
-        ({"delta": 1e-20}, "delta=1e-20 is below the cost of integer noise"),
+        ({"delta": 1e-40}, "delta=1e-40 at epsilon=6.0 is below the cost of integer noise"),
         ({"json": Path("nowhere/audit.json")}, "--json nowhere/audit.json: there is no such"),
         ({"png": Path()}, "--png .: cannot be written"),
         ({"silo_command": "no-such-program silo"}, "no such program"),

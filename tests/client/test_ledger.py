@@ -457,3 +457,15 @@ def test_processes_that_share_a_ledger_never_overspend_nor_answer_a_round_twice(
     assert len(sent) == spent.rounds
     assert 0 < spent.rounds < 40
     assert spent.epsilon(1e-5) <= 1.0
+
+
+def test_processes_that_open_a_new_ledger_at_once_all_get_it(
+    template: Consortium, tmp_path: Path
+) -> None:
+    """Making the file is not atomic in SQLite: without a lock some are told that it is locked."""
+    made = copied(template, tmp_path / "consortium")
+    for attempt in range(2):
+        children = [child("open_and_close", str(made.silos[0]), attempt) for _ in range(4)]
+        for process in children:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors

@@ -26,7 +26,6 @@ from silomix.demo.processes import tail
 from silomix.demo.run import free_ports
 from silomix.demo.tables import write_csv
 
-_DATA = ("first.csv", "second.csv")
 _APPROVE_S = 120.0
 _AT_ONCE = 2
 
@@ -68,10 +67,10 @@ async def prepare(
     """Make the consortium and let the audited build approve `studies` studies, D and D′ in turn."""
     made = _create(folder, target, rounds)
     silo = made.silos[0].parent
-    for table, name in zip((data.first, data.second), _DATA, strict=True):
-        write_csv(table, TASK, silo / name)
     write_csv(data.first, TASK, silo / "data.csv")
     names = [f"trial-{number + 1}" for number in range(studies)]
+    for number, name in enumerate(names):
+        write_csv(data.second if number % 2 else data.first, TASK, silo / f"{name}.csv")
     _write_policy(silo / "policy.toml", names, target)
     template = (folder / "study.toml").read_bytes()
     approved = []
@@ -102,9 +101,7 @@ def _create(folder: Path, target: PrivacyTarget, rounds: int) -> Consortium:
 
 def _write_policy(path: Path, names: Sequence[str], target: PrivacyTarget) -> None:
     budget = {"epsilon": target.epsilon, "delta": target.delta}
-    populations = [
-        {"name": name, "data": _DATA[number % 2], **budget} for number, name in enumerate(names)
-    ]
+    populations = [{"name": name, "data": f"{name}.csv", **budget} for name in names]
     path.write_text(tomli_w.dumps(budget | {"populations": populations}), encoding="utf-8")
 
 
