@@ -363,12 +363,3 @@ def kill_at_every_line(folder: str, largest_row: int) -> None:
             print(json.dumps({"lines": lines, "charged": charged}))
             return
         assert lines < 1000
-
-
-def open_and_close(silo_toml: str, attempt: int) -> None:
-    """Open a ledger in a folder that nobody used before, many times."""
-    config = load(Path(silo_toml))
-    for number in range(20):
-        state = config.folder / f"state-{attempt}-{number}"
-        state.mkdir(exist_ok=True)
-        Ledger(state, config.policy).close()
