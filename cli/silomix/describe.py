@@ -1,10 +1,13 @@
 """A study and a ledger in plain language, for the person who has to say yes or no."""
 
+from textwrap import fill
+
 from silomix_client.approve import Review
 from silomix_client.config import MAIN, SiloConfig
 from silomix_client.entries import Approval, Total
 from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, Scheme
+from silomix_core.central import central_figures
 from silomix_core.mechanism import Mechanism
 from silomix_core.study import Study
 
@@ -30,8 +33,25 @@ def describe_study(study: Study) -> str:
         f"                 {AGAINST}",
         f"noise            standard deviation {_noise(mechanism)} on each of "
         f"{mechanism.dimension} coordinates (clip {study.clip:g})",
+        *_central_lines(study),
     ]
     return "\n".join(lines)
+
+
+def _central_lines(study: Study) -> list[str]:
+    """What may be claimed against somebody who sees less than everything, or why nothing may."""
+    participants = [study.participant(silo) for silo in study.silos]
+    figures = central_figures(study.mechanism(), participants, minimum_batch=study.batching.minimum)
+    lines = []
+    for figure, name in zip(figures[1:], ("vs. the server", "vs. outsiders"), strict=True):
+        text = figure.reason or (
+            f"epsilon {figure.epsilon:.4g} at delta {figure.delta:g}, one record replaced, against "
+            f"{figure.against.value}, if {figure.assumption}"
+        )
+        lines += fill(
+            text, width=97, initial_indent=f"{name:<17}", subsequent_indent=" " * 17
+        ).split("\n")
+    return lines
 
 
 def describe_offer(reviewed: Review, config: SiloConfig) -> str:
