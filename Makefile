@@ -13,7 +13,7 @@ demo: $(VENV)/.run  ## the whole system on this machine, with defaults
 	$(BIN)/silomix demo
 
 test: $(VENV)/.dev  ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.dev  ## format, lint, types, import direction, generated code
 	$(BIN)/ruff format --check .

@@ -17,9 +17,17 @@ from rich.text import Text
 from silomix_core.accounting.events import ADJACENCY, Scheme
 from silomix_core.central import Against, Figure
 from silomix_core.mechanism import Minibatch
-from silomix_core.planning import InvalidPlan, Plan, Request, curves, plan, simulated_rounds
+from silomix_core.planning import (
+    InvalidPlan,
+    Plan,
+    Request,
+    curves,
+    plan,
+    simulated_rounds,
+    with_best_clip,
+)
 from silomix_core.planning.cells import Cell, Estimate
-from silomix_core.planning.request import DEFAULT_ROUNDS
+from silomix_core.planning.request import DEFAULT_ROUNDS, GOOD_CLIPS
 from silomix_core.planning.simulation import LARGEST_DIMENSION
 
 Number = TypeVar("Number", int, float)
@@ -37,7 +45,7 @@ class PlanOptions:
     epsilon: str
     delta: float | None
     rounds: str | None
-    clip: float
+    clip: float | None
     algorithm: str
     sampling: str
     ratio: float | None
@@ -55,7 +63,7 @@ def run_plan(options: PlanOptions, console: Console) -> None:
     request = _request(options)
     _check_files(options, request)
     picture = _picture(options, request)
-    made, cells = _with_progress(request, draws=picture is not None)
+    made, cells = _with_progress(request, options.clip is None, draws=picture is not None)
     show(made, console)
     if options.json is not None:
         options.json.write_text(json.dumps(to_json(made), indent=2) + "\n", encoding="utf-8")
@@ -86,7 +94,7 @@ def _request(options: PlanOptions) -> Request:
         delta=delta,
         epsilons=tuple(_grid("--epsilon", options.epsilon, float, "0.5,1,2")),
         rounds=rounds,
-        clip=options.clip,
+        clip=GOOD_CLIPS[0] if options.clip is None else options.clip,
         algorithm=options.algorithm,
         minibatch=_minibatch(options.sampling, options.ratio),
         minimum_batch=options.minimum_batch,
@@ -140,7 +148,9 @@ def _picture(options: PlanOptions, request: Request) -> Path | None:
     return DEFAULT_PICTURE if request.simulates and find_spec("matplotlib") else None
 
 
-def _with_progress(request: Request, *, draws: bool) -> tuple[Plan, tuple[Cell, ...]]:
+def _with_progress(
+    request: Request, finds_clip: bool, *, draws: bool
+) -> tuple[Plan, tuple[Cell, ...]]:
     """The plan and the cells of its picture."""
     console = Console(stderr=True)
     progress = Progress(
@@ -154,6 +164,8 @@ def _with_progress(request: Request, *, draws: bool) -> tuple[Plan, tuple[Cell, 
     )
     with progress:
         task = progress.add_task("simulating", total=simulated_rounds(request))
+        if finds_clip:
+            request = with_best_clip(request, lambda: progress.advance(task))
         made = plan(request, lambda: progress.advance(task))
         return made, curves(made, lambda: progress.advance(task)) if draws else made.cells
 
@@ -255,9 +267,9 @@ def _recommendation_rows(made: Plan) -> list[tuple[str, str]]:
     best = made.recommendation
     rows = [
         (
-            "recommended",
+            "recommended" if len(made.cells) > 1 else "your choice",
             f"ε {best.cell.epsilon:g}, {best.cell.rounds} rounds, clip {best.clip:g}, "
-            f"{_minibatch_name(best.minibatch)}: σ = {best.sigma:.4g}",
+            f"{_minibatch_name(best.minibatch)}: σ = {best.cell.sigma:.4g}",
         )
     ]
     if len(best.clip_errors) > 1:
@@ -303,8 +315,9 @@ def to_json(made: Plan) -> dict[str, object]:
             "epsilon": best.cell.epsilon,
             "rounds": best.cell.rounds,
             "clip": best.clip,
+            "better_clip": best.better_clip,
             "sampling": best.minibatch.scheme.value,
-            "sigma": best.sigma,
+            "sigma": best.cell.sigma,
             "clip_errors": [
                 {"clip": clip, **_error_json(error)} for clip, error in best.clip_errors
             ],

@@ -80,7 +80,7 @@ def _panel(
         markeredgecolor="tab:red",
         markeredgewidth=1.8,
         ls="none",
-        label="recommended",
+        label="recommended" if len(made.cells) > 1 else "your choice",
     )
     ticks = sorted({x(cell) for cell in all_cells if line(cell) in lines})
     if len(ticks) > 1:

@@ -84,7 +84,12 @@ def plan_study(
     rounds: Annotated[
         str | None, typer.Option(help="Rounds; several: 20,60,100 (else 10 to 200).")
     ] = None,
-    clip: Annotated[float, typer.Option(help="Bound on the norm of a record's gradient.")] = 0.5,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            help="Bound on the norm of a record's gradient (else the better of usual ones)."
+        ),
+    ] = None,
     algorithm: Annotated[str, typer.Option(help="Algorithm of the study.")] = "noisy-mb-sgd",
     sampling: Annotated[
         str, typer.Option(help="Batches: full, poisson or without-replacement.")

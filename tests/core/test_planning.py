@@ -9,7 +9,15 @@ from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Query, Steps
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
-from silomix_core.planning import InvalidPlan, Plan, Request, curves, plan, simulated_rounds
+from silomix_core.planning import (
+    InvalidPlan,
+    Plan,
+    Request,
+    curves,
+    plan,
+    simulated_rounds,
+    with_best_clip,
+)
 from silomix_core.planning.cells import Cell, Estimate
 from silomix_core.planning.recommendation import NO_PRIVATE_DATA
 from silomix_core.planning.simulation import Shape, excess_errors, synthetic
@@ -179,8 +187,8 @@ def test_high_dimensions_and_zero_seeds_are_not_simulated() -> None:
 def test_progress_is_told_round_by_round() -> None:
     calls = []
     asked = replace(SMALL, epsilons=(1.0,), rounds=(7,), seeds=2)
+    asked = with_best_clip(asked, lambda: calls.append(1))
     made = plan(asked, lambda: calls.append(1))
-    assert len(calls) == 2 * (7 + 7)
     curves(made, lambda: calls.append(1))
     assert len(calls) == simulated_rounds(asked)
 
@@ -211,13 +219,32 @@ def test_the_recommended_cell_has_the_least_error_but_for_ties(small: Plan) -> N
     assert best.why[-1] == NO_PRIVATE_DATA
 
 
-def test_the_recommended_clip_has_the_least_error_of_those_tried(small: Plan) -> None:
+def test_other_clips_are_tried_at_the_recommended_cell(small: Plan) -> None:
     best = small.recommendation
+    assert best.clip == small.request.clip
     assert [clip for clip, _ in best.clip_errors] == [0.25, 0.5]
-    errors = dict(best.clip_errors)
-    assert errors[0.5] == best.cell.excess_error
-    assert best.clip == min(errors, key=lambda clip: errors[clip].mean)
-    assert best.sigma == pytest.approx(best.clip / 0.5 * best.cell.sigma, rel=1e-9)
+    assert dict(best.clip_errors)[0.5] == best.cell.excess_error
+
+
+def test_a_clip_that_is_far_too_large_is_told_of_a_better_one() -> None:
+    made = plan(replace(SMALL, epsilons=(1.0,), rounds=(20,), clip=50.0))
+    best = made.recommendation
+    assert best.better_clip in (0.25, 0.5)
+    assert f"a clip of {best.better_clip:g} would do better" in best.why[0]
+
+
+def test_the_best_clip_is_the_better_of_the_usual_ones() -> None:
+    asked = with_best_clip(replace(SMALL, epsilons=(0.5, 1.0), rounds=(10, 20)), lambda: None)
+    made = plan(replace(asked, epsilons=(1.0,), rounds=(20,)))
+    errors = dict(made.recommendation.clip_errors)
+    assert asked.clip == min(errors, key=lambda clip: errors[clip].mean)
+
+
+def test_without_a_simulation_no_larger_epsilon_is_shown_than_needs_be() -> None:
+    made = plan(replace(SMALL, epsilons=(1.0, 4.0), seeds=0))
+    assert made.recommendation.cell.epsilon == 1
+    assert "nothing was simulated" in made.recommendation.why[0]
+    assert NO_PRIVATE_DATA not in made.recommendation.why
 
 
 def test_equal_errors_go_to_fewer_rounds() -> None:

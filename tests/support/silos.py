@@ -125,7 +125,7 @@ def written(config: SiloConfig) -> tuple[list[str], dict[str, bytes]]:
     files = {
         str(path.relative_to(state)): path.read_bytes()
         for path in sorted(state.rglob("*"))
-        if path.is_file() and not path.name.startswith("ledger.sqlite")
+        if path.is_file() and not path.name.startswith("ledger.")
     }
     return rows, files
 

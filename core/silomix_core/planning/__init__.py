@@ -6,6 +6,7 @@ simulation              the real algorithm on synthetic records
 """
 
 from silomix_core.planning.plan import Plan, curves, plan, simulated_rounds
+from silomix_core.planning.recommendation import with_best_clip
 from silomix_core.planning.request import InvalidPlan, Request
 
-__all__ = ["InvalidPlan", "Plan", "Request", "curves", "plan", "simulated_rounds"]
+__all__ = ["InvalidPlan", "Plan", "Request", "curves", "plan", "simulated_rounds", "with_best_clip"]

@@ -67,9 +67,10 @@ def _around(request: Request) -> tuple[tuple[float, ...], tuple[int, ...]]:
 
 
 def simulated_rounds(request: Request) -> int:
-    """How often `plan` and `curves` call `advance`, at most."""
+    """How often `with_best_clip`, `plan` and `curves` call `advance`, at most."""
     if not request.simulates:
         return 0
     epsilons, rounds = _around(request)
     more = sum(rounds) + (max(request.rounds) if epsilons else 0)
-    return request.seeds * (sum(set(request.rounds)) + max(request.rounds) + more)
+    clips = 2 * max(request.rounds)  # before the grid, if the clip is to be found; and after it
+    return request.seeds * (sum(set(request.rounds)) + clips + more)

@@ -1,10 +1,11 @@
-"""Which cell to take, with which clip and batch: rules over public numbers and simulated errors."""
+"""Which cell to take of a plan: rules over public numbers and simulated errors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from silomix_core.accounting.events import Scheme
 from silomix_core.mechanism import Minibatch
-from silomix_core.planning.cells import Advance, Cell, Estimate, largest_sigma, simulate
+from silomix_core.planning.cells import Advance, Cell, Estimate, simulate
 from silomix_core.planning.request import GOOD_CLIPS, Request
 
 ROUNDS_WITHOUT_SIMULATION = 60
@@ -15,40 +16,57 @@ NO_PRIVATE_DATA = "no private data was used, only public numbers and synthetic r
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """`cell` is the one to take of the grid; clip and batch need not be those that it was given.
+    """`cell` is the one to take; `clip_errors` says what it would be with other clips.
 
-    `sigma` is the noise with that clip and batch; `clip_errors` what was simulated to choose.
+    `better_clip` is one of those if it does clearly better.
     """
 
     cell: Cell
     clip: float
+    better_clip: float | None
     minibatch: Minibatch
-    sigma: float
     clip_errors: tuple[tuple[float, Estimate], ...]
     why: tuple[str, ...]
 
 
 def recommend(request: Request, cells: Sequence[Cell], advance: Advance) -> Recommendation:
-    """Least error, then least ε, then fewest rounds; full batches; a clip from 0.25 to 0.5."""
+    """Least error, then least ε, then fewest rounds."""
     cell, why = _of_least_error(cells) if request.simulates else _without_errors(cells)
     clip_errors = _clip_errors(request, cell, advance) if request.simulates else ()
-    if clip_errors:
-        clip = min(clip_errors, key=lambda pair: pair[1].mean)[0]
-        tried = ", ".join(f"{each:g}" for each, _ in clip_errors)
-        why.append(f"clip: least simulated error of {tried} at that cell")
-    else:
-        clip = min(max(request.clip, GOOD_CLIPS[0]), GOOD_CLIPS[-1])
-        why.append("clip: 0.25 to 0.5, for features of norm at most 1")
-    why.append("batch: full; smaller ones save computing, not noise, at the same ε and δ")
-    full = replace(request, clip=clip, minibatch=Minibatch()).mechanism(cell.epsilon, cell.rounds)
+    better = [
+        (clip, error)
+        for clip, error in clip_errors
+        if error.mean < cell.mean_error - max(TIE, error.standard_error or 0.0)
+    ]
+    better_clip = None
+    if better:
+        better_clip, error = min(better, key=lambda pair: pair[1].mean)
+        why.append(
+            f"a clip of {better_clip:g} would do better here ({100 * error.mean:.2f} points): "
+            "plan again with it"
+        )
+    if request.minibatch.scheme is not Scheme.FULL:
+        why.append("full batches need no more noise at the same ε and δ, and are the default")
+    if request.simulates:
+        why.append(NO_PRIVATE_DATA)
     return Recommendation(
-        cell=cell,
-        clip=clip,
-        minibatch=full.minibatch,
-        sigma=largest_sigma(full),
-        clip_errors=clip_errors,
-        why=(*why, NO_PRIVATE_DATA),
+        cell, request.clip, better_clip, request.minibatch, clip_errors, tuple(why)
     )
+
+
+def with_best_clip(request: Request, advance: Advance) -> Request:
+    """The request with the better of the usual clips: by simulation at its middle cell."""
+    if not request.simulates:
+        return request
+    epsilons, rounds = sorted(set(request.epsilons)), sorted(set(request.rounds))
+    epsilon, number = epsilons[len(epsilons) // 2], rounds[len(rounds) // 2]
+    tried = {
+        clip: replace(request, clip=clip, rounds=(number,)).mechanism(epsilon, number)
+        for clip in GOOD_CLIPS
+    }
+    errors, _ = simulate(request, list(tried.values()), advance)
+    best = min(tried, key=lambda clip: errors[tried[clip]].mean)
+    return replace(request, clip=best)
 
 
 def _of_least_error(cells: Sequence[Cell]) -> tuple[Cell, list[str]]:
@@ -63,7 +81,7 @@ def _of_least_error(cells: Sequence[Cell]) -> tuple[Cell, list[str]]:
         points = 100 * WORTH_A_LARGER_EPSILON
         why.append(f"ε: the smallest whose error is within {points:g} points of the grid's least")
     if len({cell.rounds for cell in cells}) > 1:
-        why.append("rounds: least simulated error, ties to fewer rounds")
+        why.append("rounds: least simulated error; within one standard error, fewer rounds")
     return chosen, why
 
 
@@ -75,13 +93,13 @@ def _fewest_rounds(cells: Sequence[Cell]) -> Cell:
 
 
 def _without_errors(cells: Sequence[Cell]) -> tuple[Cell, list[str]]:
-    epsilon = max(cell.epsilon for cell in cells)
+    epsilon = min(cell.epsilon for cell in cells)
     chosen = min(
         (cell for cell in cells if cell.epsilon == epsilon),
         key=lambda cell: abs(cell.rounds - ROUNDS_WITHOUT_SIMULATION),
     )
-    rule = f"largest ε, rounds nearest to {ROUNDS_WITHOUT_SIMULATION}"
-    return chosen, [f"nothing was simulated, so by rule: {rule}"]
+    rule = f"the smallest ε, rounds nearest to {ROUNDS_WITHOUT_SIMULATION}"
+    return chosen, [f"nothing was simulated, so there is no reason for an ε: shown is {rule}"]
 
 
 def _clip_errors(
