@@ -4,8 +4,10 @@ from textwrap import fill
 
 from silomix_client.approve import Review
 from silomix_client.config import MAIN, SiloConfig
-from silomix_client.entries import Approval, Total
+from silomix_client.entries import Approval, worst
+from silomix_client.errors import InvalidConfig
 from silomix_client.ledger import Ledger
+from silomix_core.accounting.budget import NOTHING, Loss
 from silomix_core.accounting.events import ADJACENCY, Scheme
 from silomix_core.central import central_figures
 from silomix_core.mechanism import Mechanism
@@ -59,37 +61,76 @@ def describe_offer(reviewed: Review, config: SiloConfig) -> str:
     participant, budget = reviewed.participant, config.policy.budgets[reviewed.population]
     promised, lifetime = participant.target, budget.target
     cost = reviewed.study.mechanism().epsilon(participant, lifetime.delta)
-    spent = _spent_so_far(config, reviewed.population)
     weight = "" if participant.weight == 1 else f", its weight {participant.weight:.3g}"
     return "\n".join(
         [
             f"your records     {len(reviewed.records)}, frozen at approval{weight}",
             f"you are promised epsilon {promised.epsilon:g} at delta {promised.delta:g}",
             f"your loss        epsilon {cost:.4g} at your policy's delta {lifetime.delta:g}, over "
-            "the whole study",
+            f"the whole study{_less_than_promised(reviewed)}",
             f"your policy      epsilon {lifetime.epsilon:g} in all, "
-            f"{budget.accountant.value} accountant; spent so far: {spent:.4g}",
+            f"{budget.accountant.value} accountant; {_reservation(reviewed, config)}",
         ]
     )
 
 
-def _spent_so_far(config: SiloConfig, population: str) -> float:
-    """From the ledger, if there is one: looking at a study writes nothing."""
+def _less_than_promised(reviewed: Review) -> str:
+    """Why a silo may lose less than it was promised: one noise scale serves the neediest silo."""
+    study, participant = reviewed.study, reviewed.participant
+    if reviewed.epsilon >= 0.99 * participant.target.epsilon:
+        return ""
+    if len({(silo.weight, silo.target) for silo in study.silos}) > 1:
+        return " (less than promised: another silo needs more noise)"
+    if participant.records > min(silo.records for silo in study.silos):
+        return " (less than promised: the smallest silo decides the noise)"
+    return ""
+
+
+def _reservation(reviewed: Review, config: SiloConfig) -> str:
+    """What is reserved of the policy's budget, without the study and with it."""
+    study, budget = reviewed.study, config.policy.budgets[reviewed.population]
+    reserved, known = _reserved_so_far(reviewed, config)
+    text = f"reserved so far: {budget.epsilon(reserved):.4g}"
+    if known or not budget.covers(study.minibatch.scheme):  # a refusal follows, without a sum
+        return text
+    planned = worst(budget, study.mechanism().transcripts(reviewed.participant))
+    return f"{text}, with this study: {budget.epsilon(reserved + planned):.4g}"
+
+
+def _reserved_so_far(reviewed: Review, config: SiloConfig) -> tuple[Loss, bool]:
+    """From the ledger, if there is one, and whether the study is in it: looking writes nothing."""
     if not (config.folder / "state" / "ledger.sqlite").exists():
-        return 0.0
+        return NOTHING, False
     ledger = Ledger(config.state, config.policy)
     try:
-        return ledger.total(population).epsilon()
+        known = any(each.study.identity == reviewed.study.identity for each in ledger.approvals())
+        return ledger.reserved(reviewed.population).loss, known
     finally:
         ledger.close()
+
+
+def describe_closing(ledger: Ledger, approval: Approval) -> str:
+    """What closing a study frees, and what it does not."""
+    study, delta = approval.study, approval.participant.target.delta
+    spent = ledger.spending(study.identity)
+    reserved = approval.mechanism.epsilon(approval.participant)
+    return "\n".join(
+        [
+            f"study            {_short(study.name)}",
+            f"identity         {study.identity.hex()}",
+            f"spent            epsilon {spent.epsilon(delta):.4f} at delta {delta:g} in "
+            f"{spent.rounds} of {study.rounds} rounds; this stays spent",
+            f"reserved         epsilon {reserved:.4f}; what of it was not spent is free again",
+            "                 a closed study cannot be approved again",
+        ]
+    )
 
 
 def describe_ledger(ledger: Ledger, config: SiloConfig) -> str:
     """Every study's line, and every population's total."""
     lines = [line for each in ledger.approvals() for line in _study_lines(ledger, each)]
     for population in config.policy.budgets:
-        total = ledger.total(population)
-        lines.append(f"{_population(population, config)}: {_spent(total)}")
+        lines.append(f"{_population(population, config)}: {_total(ledger, population)}")
     lines.append(f"({ADJACENCY}: {AGAINST})")
     return "\n".join(lines)
 
@@ -115,6 +156,7 @@ def ledger_figures(ledger: Ledger, config: SiloConfig) -> dict[str, object]:
         )
     totals = {
         name: {
+            "epsilon_reserved": _epsilon_reserved(ledger, name),
             "epsilon_spent": ledger.total(name).epsilon(),
             "epsilon": budget.target.epsilon,
             "delta": budget.target.delta,
@@ -132,17 +174,31 @@ def _study_lines(ledger: Ledger, approval: Approval) -> list[str]:
     state = "closed" if approval.closed else f"reserved {reserved:.4f}"
     return [
         f"study {study.short_id} {study.name}: {spent.rounds} of {study.rounds} rounds, "
-        f"epsilon {spent.epsilon(target.delta):.4f} spent, {state}, of {target.epsilon:g} "
-        f"at delta {target.delta:g}"
+        f"epsilon {spent.epsilon(target.delta):.4f} spent, {state}, of the promised "
+        f"{target.epsilon:g} at delta {target.delta:g}"
     ]
 
 
-def _spent(total: Total) -> str:
-    target = total.budget.target
+def _total(ledger: Ledger, population: str) -> str:
+    total, reserved = ledger.total(population), _epsilon_reserved(ledger, population)
+    target, accountant = total.budget.target, total.budget.accountant.value
+    shown = "more than this accountant covers" if reserved is None else f"epsilon {reserved:.4f}"
     return (
-        f"epsilon {total.epsilon():.4f} of {target.epsilon:g} at delta {target.delta:g}, "
-        f"{total.rounds} rounds, {total.budget.accountant.value} accountant"
+        f"reserved {shown}, spent {total.epsilon():.4f}, of {target.epsilon:g} at delta "
+        f"{target.delta:g}, {counted(total.rounds, 'round', 'rounds')}, {accountant} accountant"
     )
+
+
+def _epsilon_reserved(ledger: Ledger, population: str) -> float | None:
+    """At the policy's δ; none if the accountant was changed to one that has no figure for it."""
+    try:
+        return ledger.reserved(population).epsilon()
+    except InvalidConfig:
+        return None
+
+
+def counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _population(name: str, config: SiloConfig) -> str:

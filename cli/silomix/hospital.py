@@ -2,6 +2,7 @@
 
 from json import dumps as dump_json
 from pathlib import Path
+from string import hexdigits
 from typing import Annotated
 
 import typer
@@ -9,6 +10,10 @@ import typer
 from silomix.failures import Failure, failures
 
 silo = typer.Typer(help="A hospital: approve studies, answer them, see the ledger.")
+
+_HASH_DIGITS = 64
+_LEAST_HEAD = 16  # what the silo's log shows of a head
+_LEAST_STUDY = 8
 
 Config = Annotated[Path, typer.Argument(help="This party's TOML file.")]
 StudyFile = Annotated[Path, typer.Argument(help="The study file.")]
@@ -37,7 +42,7 @@ def silo_approve(
     with failures():
         settings = load(config)
         reviewed = review(settings, _read(study_file), population)
-        print(describe_study(reviewed.study))
+        print(describe_study(reviewed.study) + "\n")
         print(describe_offer(reviewed, settings))
         if not yes and not typer.confirm("Approve this study?"):
             raise Failure("not approved; nothing was written")
@@ -63,7 +68,10 @@ def silo_ledger(
     config: Config,
     head: Annotated[
         str | None,
-        typer.Option(help="A head that you noted earlier: check that it is still in the chain."),
+        typer.Option(
+            help="A head that you noted earlier, 16 hex digits of it or more: check that it is "
+            "still in the chain."
+        ),
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures here.")
@@ -80,15 +88,26 @@ def silo_ledger(
     from silomix_client.ledger import Ledger
     from silomix_client.ledger_check import check_snapshots, verify
 
-    from silomix.describe import describe_ledger, ledger_figures
+    from silomix.describe import counted, describe_ledger, ledger_figures
 
     with failures():
+        if head is not None and not _is_hex(head, _LEAST_HEAD):
+            raise Failure(
+                f"--head {head!r}: give at least the first {_LEAST_HEAD} hex digits of a head, as "
+                "this command and the silo's log show it"
+            )
+        if json is not None:
+            _check_writable("--json", json)
         settings = load(config)
         ledger = Ledger(settings.state, settings.policy)
         verified = verify(ledger, head)
         check_snapshots(ledger)
         print(describe_ledger(ledger, settings))
-        print(f"verified {verified.entries} entries, head {verified.head.hex() or '-'}")
+        if head is not None:
+            found = f"entry {verified.earlier} of {verified.entries}"
+            print(f"head {head.lower()[:_LEAST_HEAD]}… found: {found}")
+        entries = counted(verified.entries, "entry", "entries")
+        print(f"verified {entries}, head {verified.head.hex() or '-'}")
         if json is not None:
             chain = {"entries": verified.entries, "head": verified.head.hex()}
             _write_json(json, ledger_figures(ledger, settings) | {"chain": chain})
@@ -98,11 +117,15 @@ def silo_ledger(
 @silo.command("close")
 def silo_close(
     config: Config,
-    study_id: Annotated[str, typer.Argument(help="Identity of the study, or its beginning.")],
+    study_id: Annotated[
+        str, typer.Argument(help="Identity of the study: its first 8 hex digits or more.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask (for scripts).")] = False,
 ) -> None:
     """Answer a study no more, and free what it had reserved but not spent.
 
-    CONFIG is this silo's silo.toml, STUDY_ID as `silomix silo ledger` shows it.
+    CONFIG is this silo's silo.toml, STUDY_ID as `silomix silo ledger` shows it.  A closed study
+    cannot be approved again.
     """
     from datetime import UTC, datetime
 
@@ -110,20 +133,46 @@ def silo_close(
     from silomix_client.ledger import Ledger
     from silomix_client.snapshot import forget
 
+    from silomix.describe import describe_closing
+
     with failures():
+        if not _is_hex(study_id, _LEAST_STUDY):
+            raise Failure(
+                f"{study_id!r}: give at least the first {_LEAST_STUDY} hex digits of the study's "
+                "identity, as `silomix silo ledger` shows it"
+            )
         settings = load(config)
         ledger = Ledger(settings.state, settings.policy)
         found = [
-            each.study
+            each
             for each in ledger.approvals()
             if each.study.identity.hex().startswith(study_id.lower())
         ]
         if len(found) != 1:
             raise Failure(f"{len(found)} approved studies begin with {study_id!r}")
-        ledger.close_study(found[0].identity, datetime.now(UTC))
+        study = found[0].study
+        if found[0].closed:
+            raise Failure("this study is already closed")
+        print(describe_closing(ledger, found[0]))
+        if not yes and not typer.confirm("Close this study?"):
+            raise Failure("not closed; nothing was written")
+        ledger.close_study(study.identity, datetime.now(UTC))
         ledger.close()
-        forget(found[0].identity, settings.state / "snapshots")
-        print(f"closed           {found[0].identity.hex()}")
+        forget(study.identity, settings.state / "snapshots")
+        print(f"closed           {study.identity.hex()}")
+
+
+def _is_hex(text: str, least: int) -> bool:
+    """The beginning of a SHA-256 in hex, long enough to mean one thing only."""
+    return least <= len(text) <= _HASH_DIGITS and set(text) <= set(hexdigits)
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Said before the work is done, not after it."""
+    if not path.resolve().parent.is_dir():
+        raise Failure(f"{option} {path}: there is no such folder")
+    if path.is_dir():
+        raise Failure(f"{option} {path}: is a folder")
 
 
 def _write_json(path: Path, content: object) -> None:

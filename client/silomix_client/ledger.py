@@ -126,8 +126,14 @@ class Ledger:
 
     def reserve(self, approval: Approval) -> None:
         """Raise unless the study is new and the policy has room for all of it."""
-        if self._study_row(approval.study.identity) is not None:
-            raise NotApproved("this study is already approved")
+        row = self._study_row(approval.study.identity)
+        if row is not None:
+            *_, closed = row
+            raise NotApproved(
+                "this study is already approved"
+                if closed is None
+                else "this study was closed here; a closed study cannot be approved again"
+            )
         budget, scheme = self._budget(approval.population), approval.study.minibatch.scheme
         if not budget.covers(scheme):
             raise NotApproved(
@@ -243,6 +249,20 @@ class Ledger:
         spent = [self.spending(study) for study in self._studies_of(population)]
         loss = sum((spending.loss(budget) for spending in spent), NOTHING)
         return Total(budget, sum(spending.rounds for spending in spent), loss)
+
+    def reserved(self, population: str = MAIN) -> Total:
+        """What open studies of a population may cost in all, and what its closed ones did cost."""
+        budget, rounds = self._budget(population), 0
+        for approval in map(self.approval, self._studies_of(population)):
+            if not approval.closed and not budget.covers(approval.study.minibatch.scheme):
+                raise InvalidConfig(
+                    f"the Gaussian accountant of your policy does not cover the open study "
+                    f"{approval.study.short_id}, which draws batches; "
+                    'keep accountant = "renyi" in your policy, or close it'
+                )
+            spent = self.spending(approval.study.identity)
+            rounds += spent.rounds if approval.closed else approval.study.rounds
+        return Total(budget, rounds, self._reserved(population))
 
     def sweep(self) -> None:
         """Delete stored reports that no charge names: a crash may have left one, never sent.

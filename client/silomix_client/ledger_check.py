@@ -24,10 +24,14 @@ from silomix_client.snapshot import unchanged
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A ledger that is whole: how many entries it has, and the hash of the last (b"" if none)."""
+    """A ledger that is whole: how many entries it has, and the hash of the last (b"" if none).
+
+    `earlier` is the number of the entry whose hash was noted before, if one was given.
+    """
 
     entries: int
     head: bytes
+    earlier: int | None = None
 
 
 @dataclass(slots=True)
@@ -49,18 +53,19 @@ def verify(ledger: Ledger, earlier_head: str | None = None) -> Verified:
     `earlier_head` is (the beginning of) a head that the operator noted before: it must still be
     part of the chain, or the ledger was rolled back.
     """
-    story, entries, head, known = _Story(), 0, b"", earlier_head is None
+    story, entries, head, earlier = _Story(), 0, b"", None
     for entry in chain.checked(ledger.database):
         _read(entry, story, ledger)
         entries, head = entry.number, entry.hash
-        known = known or entry.hash.hex().startswith(str(earlier_head).lower())
-    if not known:
+        if earlier_head is not None and entry.hash.hex().startswith(earlier_head.lower()):
+            earlier = entry.number
+    if earlier_head is not None and earlier is None:
         raise LedgerBroken(
             f"no entry has the hash {earlier_head}: the ledger was rolled back or replaced"
         )
     _check_tables(ledger, story)
     _check_schema(ledger)
-    return Verified(entries, head)
+    return Verified(entries, head, earlier)
 
 
 def check_snapshots(ledger: Ledger) -> None:

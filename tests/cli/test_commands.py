@@ -72,6 +72,11 @@ def approved(made: Consortium) -> list[bytes]:
         ledger.close()
 
 
+def policy_line(shown: str) -> str:
+    (line,) = (line for line in shown.splitlines() if line.startswith("your policy"))
+    return line
+
+
 # silo approve ------------------------------------------------------------------------------------
 
 
@@ -80,7 +85,13 @@ def test_approve_shows_what_is_asked_and_a_no_writes_nothing(consortium: Consort
     result = approve(consortium, typed="n\n")
     assert consortium.study.identity.hex() in result.stdout
     assert "your records     40" in result.stdout
-    assert "your loss        epsilon 2 at your policy's delta 1e-05" in result.stdout
+    assert "\n\nyour records" in result.stdout
+    loss = "your loss        epsilon 2 at your policy's delta 1e-05, over the whole study\n"
+    assert loss in result.stdout
+    assert policy_line(result.stdout) == (
+        "your policy      epsilon 2 in all, gaussian accountant; "
+        "reserved so far: 0, with this study: 2"
+    )
     assert "Approve this study? [y/N]" in result.stdout
     assert one_line_error(result) == "not approved; nothing was written"
     assert sorted(consortium.folder.rglob("*")) == before
@@ -175,6 +186,49 @@ def test_a_study_that_hides_its_cost_behind_another_delta_shows_it(consortium: C
     assert "at your policy's delta 1e-05" in loss
 
 
+def test_a_silo_that_loses_less_than_promised_is_told_why(consortium: Consortium) -> None:
+    """Silo 2 has 50 records, the smallest silo 40: the same noise hides its records better."""
+    study = consortium.folder / "study.toml"
+    shown = silomix("silo", "approve", consortium.silos[1], study, "--yes").stdout
+    (loss,) = (line for line in shown.splitlines() if line.startswith("your loss"))
+    assert float(loss.split()[3]) < 2
+    assert loss.endswith("(less than promised: the smallest silo decides the noise)")
+
+
+def test_a_silo_that_loses_less_because_another_was_promised_more_is_told_so(
+    consortium: Consortium,
+) -> None:
+    own = 'name = "silo-2"\nrecords = 50'
+    altered(consortium, (own, f"{own}\nepsilon = 0.5\ndelta = 1e-5"))
+    shown = approve(consortium, "--yes").stdout
+    assert "(less than promised: another silo needs more noise)" in shown
+
+
+def test_approve_shows_what_other_studies_reserved_before_it_refuses(
+    consortium: Consortium,
+) -> None:
+    """Nothing was spent yet, and still there is no room: the sum says why."""
+    approved_silo(consortium)
+    again = approve(consortium, "--yes")
+    assert policy_line(again.stdout).endswith("accountant; reserved so far: 2")
+    study = consortium.folder / "study.toml"
+    study.write_bytes(study_file(consortium).replace(b"rounds = 5", b"rounds = 4"))
+    refused = approve(consortium, "--yes")
+    before, after = policy_line(refused.stdout).split("; ")[1].split(", ")
+    assert before == "reserved so far: 2"
+    assert float(after.removeprefix("with this study: ")) > 2
+    assert "beyond your policy's epsilon=2" in one_line_error(refused)
+
+
+def test_a_study_that_the_accountant_does_not_cover_is_refused_in_one_line(
+    consortium: Consortium,
+) -> None:
+    altered(consortium, ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'))
+    refused = approve(consortium, "--yes")
+    assert policy_line(refused.stdout).endswith("accountant; reserved so far: 0")
+    assert "does not cover" in one_line_error(refused)
+
+
 # silo ledger, study show -------------------------------------------------------------------------
 
 
@@ -191,10 +245,11 @@ def test_the_ledger_shows_what_was_approved_and_spent(consortium: Consortium) ->
     study, total, note, verified = result.stdout.splitlines()
     assert study == (
         f"study {consortium.study.short_id} test: 2 of 5 rounds, "
-        f"epsilon {spent:.4f} spent, reserved 2.0000, of 2 at delta 1e-05"
+        f"epsilon {spent:.4f} spent, reserved 2.0000, of the promised 2 at delta 1e-05"
     )
     assert total == (
-        f"all studies: epsilon {spent:.4f} of 2 at delta 1e-05, 2 rounds, gaussian accountant"
+        f"all studies: reserved epsilon 2.0000, spent {spent:.4f}, of 2 at delta 1e-05, 2 rounds, "
+        "gaussian accountant"
     )
     assert "one record replaced" in note
     assert "against server, mixes and all other silos" in note
@@ -215,7 +270,39 @@ def test_the_ledger_as_json_says_the_same(consortium: Consortium, tmp_path: Path
     (study,) = figures["studies"]
     assert (study["rounds_answered"], study["closed"]) == (1, False)
     assert study["epsilon_spent"] == pytest.approx(spent)
-    assert figures["populations"][""]["epsilon_spent"] == pytest.approx(spent)
+    (total,) = figures["populations"].values()
+    assert total["epsilon_spent"] == pytest.approx(spent)
+    assert total["epsilon_reserved"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("nowhere/x.json", "--json nowhere/x.json: there is no such folder"), (".", "is a folder")],
+)
+def test_figures_that_cannot_be_written_are_refused_before_anything_is_read(
+    consortium: Consortium, path: str, said: str
+) -> None:
+    result = silomix("silo", "ledger", consortium.silos[0], "--json", path)
+    assert said in one_line_error(result)
+    assert result.stdout == ""
+
+
+def test_a_policy_that_no_longer_covers_a_reserved_study_is_shown_and_the_study_can_be_closed(
+    consortium: Consortium, tmp_path: Path
+) -> None:
+    """The accountant was changed before the first round: there is no figure, and no traceback."""
+    made = altered(consortium, ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'))
+    policy = made.silos[0].parent / "policy.toml"
+    policy.write_text('epsilon = 8.0\ndelta = 1e-5\naccountant = "renyi"\n')
+    approved_silo(made)
+    policy.write_text("epsilon = 8.0\ndelta = 1e-5\n")
+    out = tmp_path / "ledger.json"
+    shown = silomix("silo", "ledger", made.silos[0], "--json", out)
+    assert "all studies: reserved more than this accountant covers, spent 0.0000" in shown.stdout
+    assert json.loads(out.read_text())["populations"][""]["epsilon_reserved"] is None
+    assert "does not cover the open study" in one_line_error(approve(made, "--yes"))
+    closed = silomix("silo", "close", made.silos[0], made.study.short_id, "--yes")
+    assert closed.returncode == 0, closed.stderr
 
 
 def test_a_changed_ledger_fails_the_command(consortium: Consortium) -> None:
@@ -230,30 +317,90 @@ def test_a_changed_ledger_fails_the_command(consortium: Consortium) -> None:
 
 def test_a_head_that_is_not_in_the_chain_fails_the_command(consortium: Consortium) -> None:
     approved_silo(consortium)
-    shown = silomix("silo", "ledger", consortium.silos[0]).stdout.split()[-1]
-    assert silomix("silo", "ledger", consortium.silos[0], "--head", shown[:16]).returncode == 0
+    verified = silomix("silo", "ledger", consortium.silos[0]).stdout.splitlines()[-1]
+    assert verified.startswith("verified 1 entry, head ")
+    head = verified.split()[-1]
+    for noted in (head[:16], head.upper()):
+        found = silomix("silo", "ledger", consortium.silos[0], "--head", noted)
+        assert f"head {head[:16]}… found: entry 1 of 1" in found.stdout.splitlines()
     error = one_line_error(silomix("silo", "ledger", consortium.silos[0], "--head", "00" * 8))
     assert "rolled back or replaced" in error
+
+
+@pytest.mark.parametrize("head", ["", "-", "a", "0123456789abcde", "0" * 65, "no head, but long"])
+def test_what_cannot_be_a_head_is_bad_input_and_no_alarm(consortium: Consortium, head: str) -> None:
+    approved_silo(consortium)
+    error = one_line_error(silomix("silo", "ledger", consortium.silos[0], f"--head={head}"))
+    assert error.startswith(f"--head {head!r}: give at least the first 16 hex digits of a head")
 
 
 def test_a_study_is_closed_by_the_beginning_of_its_identity(consortium: Consortium) -> None:
     approved_silo(consortium)
     identity = consortium.study.identity.hex()
-    unknown = one_line_error(silomix("silo", "close", consortium.silos[0], "ffff"))
-    assert "0 approved studies begin with 'ffff'" in unknown
-    assert silomix("silo", "close", consortium.silos[0], identity[:10]).returncode == 0
+    unknown = one_line_error(silomix("silo", "close", consortium.silos[0], "f" * 8))
+    assert "0 approved studies begin with 'ffffffff'" in unknown
+    closed = silomix("silo", "close", consortium.silos[0], identity[:8], "--yes")
+    assert closed.returncode == 0, closed.stderr
+    assert "[y/N]" not in closed.stdout
     shown = silomix("silo", "ledger", consortium.silos[0]).stdout
     assert "closed" in shown
+    assert "all studies: reserved epsilon 0.0000" in shown  # all of it is free again
     again = one_line_error(silomix("silo", "close", consortium.silos[0], identity))
     assert "already closed" in again
+    error = one_line_error(approve(consortium, "--yes"))
+    assert error == "this study was closed here; a closed study cannot be approved again"
+
+
+@pytest.mark.parametrize("beginning", ["", "-", "abc", "0123456", "test-study", "0" * 65])
+def test_a_study_is_not_closed_by_less_than_eight_digits(
+    consortium: Consortium, beginning: str
+) -> None:
+    approved_silo(consortium)
+    error = one_line_error(silomix("silo", "close", consortium.silos[0], "--yes", "--", beginning))
+    assert error.startswith(f"{beginning!r}: give at least the first 8 hex digits")
+    assert is_open(consortium)
+
+
+def test_close_shows_what_it_frees_and_only_a_yes_closes(consortium: Consortium) -> None:
+    config = approved_silo(consortium)
+    ledger = open_ledger(config)
+    open_desk(config, consortium.study, ledger).answer(*asked(consortium, 1))
+    spent = ledger.total().epsilon()
+    ledger.close()
+    for typed in ("n\n", "\n", ""):
+        refused = close(consortium, typed)
+        assert refused.returncode == 1
+        assert f"spent            epsilon {spent:.4f} at delta 1e-05 in 1 of 5" in refused.stdout
+        assert "reserved         epsilon 2.0000; what of it was not spent is free" in refused.stdout
+        assert is_open(consortium)
+    assert one_line_error(close(consortium, "n\n")) == "not closed; nothing was written"
+    assert close(consortium, "y\n").returncode == 0
+    assert not is_open(consortium)
+    shown = silomix("silo", "ledger", consortium.silos[0]).stdout
+    assert f"all studies: reserved epsilon {spent:.4f}, spent {spent:.4f}, of 2" in shown
+    assert ", 1 round, " in shown
+
+
+def close(made: Consortium, typed: str) -> subprocess.CompletedProcess[str]:
+    return silomix("silo", "close", made.silos[0], made.study.short_id, typed=typed)
+
+
+def is_open(made: Consortium) -> bool:
+    ledger = open_ledger(load(made.silos[0]))
+    try:
+        return not ledger.approval(made.study.identity).closed
+    finally:
+        ledger.close()
 
 
 def test_an_empty_ledger_shows_nothing_spent(consortium: Consortium) -> None:
     result = silomix("silo", "ledger", consortium.silos[0])
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[0] == (
-        "all studies: epsilon 0.0000 of 2 at delta 1e-05, 0 rounds, gaussian accountant"
+        "all studies: reserved epsilon 0.0000, spent 0.0000, of 2 at delta 1e-05, 0 rounds, "
+        "gaussian accountant"
     )
+    assert result.stdout.splitlines()[-1] == "verified 0 entries, head -"
 
 
 def test_study_show_describes_the_study_by_its_hash(consortium: Consortium) -> None:

@@ -164,7 +164,9 @@ def test_a_ledger_that_was_rolled_back_is_found_by_a_noted_head(
     earlier = verify(ledger).head.hex()
     open_desk(config, consortium.study, ledger).answer(*asked(consortium, 5))
     noted = verify(ledger).head.hex()
-    assert verify(ledger, earlier[:16]).entries == 5
+    found = verify(ledger, earlier[:16])
+    assert (found.entries, found.earlier) == (5, 4)
+    assert verify(ledger).earlier is None
     backup.backup(ledger.database)
     assert verify(ledger, earlier).entries == 4
     with pytest.raises(LedgerBroken, match="rolled back"):
@@ -197,12 +199,15 @@ def test_a_closed_study_is_answered_no_more_and_frees_what_it_did_not_spend(
     with pytest.raises(BudgetExhausted, match="beyond your policy's"):
         approve(config, smaller, NOW)
     desk = open_desk(config, consortium.study, ledger)
+    reserved = ledger.reserved()
+    assert (reserved.rounds, reserved.epsilon()) == (5, pytest.approx(2))
     ledger.close_study(consortium.study.identity, NOW)
     with pytest.raises(RefusedQuery, match="closed"):
         desk.answer(*asked(consortium, 5))
     with pytest.raises(NotApproved, match="already closed"):
         ledger.close_study(consortium.study.identity, NOW)
     assert ledger.total().rounds == 3
+    assert ledger.reserved() == ledger.total()
     with pytest.raises(BudgetExhausted):  # its four rounds cost as much as the five of the other
         approve(config, smaller, NOW)
     event = ledger.approval(consortium.study.identity).event(1)[1]
@@ -214,6 +219,17 @@ def test_a_closed_study_is_answered_no_more_and_frees_what_it_did_not_spend(
             roomy.reserve(approval_of(smaller.study))
         roomy.close()
     assert verify(ledger).entries == 5
+
+
+def test_a_closed_study_cannot_be_approved_again(
+    consortium: Consortium, config: SiloConfig, ledger: Ledger
+) -> None:
+    approval = approval_of(consortium.study)
+    with pytest.raises(NotApproved, match="already approved"):
+        ledger.reserve(approval)
+    ledger.close_study(consortium.study.identity, NOW)
+    with pytest.raises(NotApproved, match="was closed here; a closed study cannot be approved"):
+        ledger.reserve(approval)
 
 
 # What a policy may not leave out -----------------------------------------------------------------

@@ -205,7 +205,7 @@ def test_a_study_that_its_operator_closes_is_answered_no_more(silo: Attacked) ->
 
     def close() -> None:
         config, folder = silo.made.silos[0], silo.made.folder
-        ended = silomix("silo", "close", str(config), made.study.short_id, cwd=folder)
+        ended = silomix("silo", "close", str(config), made.study.short_id, "--yes", cwd=folder)
         assert ended.returncode == 0, ended.stderr
 
     first, again = whole_round(*asked(made, 1)), ask(made)

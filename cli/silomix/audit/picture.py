@@ -44,8 +44,8 @@ def draw(verdict: Verdict, path: Path) -> None:
     axes.set_title(
         f"{'VIOLATED' if verdict.violated else 'consistent'}: "
         f"claimed ε {claim.target.epsilon:g} at δ {claim.target.delta:g} (μ {claim.mu:.3f});\n"
-        f"measured μ {verdict.mu_estimate:.3f}, at least {verdict.mu_lower:.3f} "
-        f"({verdict.mu_lower_gaussian:.3f} if Gaussian)"
+        f"measured μ {verdict.mu_estimate:.3f} ± {verdict.mu_error:.2g}, "
+        f"at least {verdict.mu_lower:.3f} ({verdict.mu_lower_gaussian:.3f} if Gaussian)"
     )
     axes.set_ylim(top=1.25 * axes.get_ylim()[1])
     axes.grid(alpha=0.3)

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import sqrt
@@ -71,7 +72,6 @@ def run_audit(options: AuditOptions) -> int:
             f"warning: with {options.trials} trials, twice the claimed mu would be noticed with "
             f"probability {100 * by_any:.0f} % only; use more trials"
         )
-    console.print(f"attacking {options.trials} studies, {options.rounds} rounds each …")
     started = time.monotonic()
     observed = _observe(options, claim, console)
     verdict = judge(claim, observed, neighbours().direction)
@@ -127,7 +127,10 @@ def _observe(options: AuditOptions, claim: Claim, console: Console) -> Observed:
         task = asyncio.current_task()
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        bar = progress.add_task("approving studies", total=None)
+        approving = f"approving {options.studies} studies"
+        bar = progress.add_task(approving, total=None)
+        if not console.is_terminal:  # there the bar says so
+            console.print(f"{approving} …")
         scratch = await prepare(
             folder / "consortium",
             options.command,
@@ -136,6 +139,7 @@ def _observe(options: AuditOptions, claim: Claim, console: Console) -> Observed:
             studies=options.studies,
             data=neighbours(),
         )
+        console.print(f"attacking {options.trials} studies, {options.rounds} rounds each …")
         progress.update(bar, description="attacking the silo", total=options.trials)
         return await observe(
             scratch, options.command, options.trials, lambda: progress.advance(bar)
@@ -164,6 +168,7 @@ def _figures(
         "mu_lower_bound": verdict.mu_lower,
         "mu_lower_bound_gaussian": verdict.mu_lower_gaussian,
         "mu_estimate": verdict.mu_estimate,
+        "mu_standard_error": verdict.mu_error,
         "epsilon_lower_bound": verdict.epsilon_lower,
         "epsilon_lower_bound_gaussian": verdict.epsilon_lower_gaussian,
         "noise_upper_bound": verdict.noise_upper,
@@ -203,25 +208,33 @@ def _print(
         f"{verdict.false_positives} of {n} times, D′ for D {verdict.false_negatives} of {m} times",
         "measured": f"mu at least {verdict.mu_lower:.3f} and epsilon at least "
         f"{verdict.epsilon_lower:.3f} (whatever the noise is)",
-        "if Gaussian": f"mu {verdict.mu_estimate:.3f}, at least {verdict.mu_lower_gaussian:.3f}; "
+        "if Gaussian": f"mu {verdict.mu_estimate:.3f} ± {verdict.mu_error:.2g} (standard error), "
+        f"at least {verdict.mu_lower_gaussian:.3f}; "
         f"epsilon at least {verdict.epsilon_lower_gaussian:.3f}; "
         f"noise {verdict.noise_estimate:.3f} times what is claimed",
         "confidence": f"{100 * (1 - ALPHA):g} % for all bounds together; half the noise, or any "
         f"other way to twice the claimed mu, is found with probability {_probability(powers[1])}",
-        "checks": "; ".join(_brief(check) for check in verdict.checks),
+        "checks": _brief(verdict.checks),
         "picture": str(options.png),
     }
     for name, text in lines.items():
         console.print(f"{name:<13}{text}", markup=False)
     for check in verdict.checks:
         if not check.passed:
-            console.print(f"{'violation':<13}{check.says}", markup=False, style="red")
+            console.print(f"{'violation':<13}{check.name}: {check.says}", markup=False, style="red")
     word = "violated" if verdict.violated else "consistent"
     console.print(f"{'verdict':<13}{word}", markup=False, style="bold")
 
 
-def _brief(check: Check) -> str:
-    return f"{check.name} {'ok' if check.passed else 'FAILED'}"
+def _brief(checks: Sequence[Check]) -> str:
+    """Names only: what a failed check found is on a line of its own."""
+    passed = [check.name for check in checks if check.passed]
+    failed = [check.name for check in checks if not check.passed]
+    if not failed:
+        return f"{len(checks)} checks ok: {', '.join(passed)}"
+    return f"{len(failed)} of {len(checks)} checks FAILED: {', '.join(failed)}; " + (
+        f"ok: {', '.join(passed)}" if passed else "none ok"
+    )
 
 
 def _probability(value: float) -> str:

@@ -118,7 +118,9 @@ async def _approve(
         except TimeoutError:
             raise AuditFailed(f"`silo approve` takes longer than {_APPROVE_S:g} s") from None
         if child.returncode != 0:
-            raise AuditFailed(f"the silo did not approve the audit's study: {said(log)}")
+            silent = f"it printed nothing, exit status {child.returncode}"
+            why = said(log) if tail(log, 1) else silent
+            raise AuditFailed(f"the silo did not approve the audit's study: {why}")
 
 
 @asynccontextmanager

@@ -74,6 +74,7 @@ class Verdict:
     mu_lower: float  # whatever the noise is
     mu_lower_gaussian: float
     mu_estimate: float
+    mu_error: float  # its standard error
     epsilon_lower: float  # at the claimed δ, whatever the noise is
     epsilon_lower_gaussian: float
     noise_upper: float  # in units of the claimed standard deviation
@@ -99,6 +100,7 @@ def judge(claim: Claim, observed: Observed, direction: Floats) -> Verdict:
         rate_upper(negatives, len(second), _ALPHA_RATE),
     )
     noise = np.array([each.reports[:, BLANK] for each in transcripts]) / SIGMA_UNITS
+    mu_estimate = gaussian_mu(first, second)
     mu_gaussian = gaussian_mu_lower(first, second, _ALPHA_GAUSSIAN)
     pooled = rate_upper(positives + negatives, len(transcripts), _ALPHA_POOLED)
     mu_any = max(mu_lower(*rates), mu_lower_pooled(pooled))
@@ -112,7 +114,8 @@ def judge(claim: Claim, observed: Observed, direction: Floats) -> Verdict:
         false_negatives=negatives,
         mu_lower=mu_any,
         mu_lower_gaussian=mu_gaussian,
-        mu_estimate=gaussian_mu(first, second),
+        mu_estimate=mu_estimate,
+        mu_error=mu_error(mu_estimate, len(first), len(second)),
         epsilon_lower=epsilon_any,
         epsilon_lower_gaussian=gaussian_epsilon(claim.target.delta, max(mu_any, mu_gaussian)),
         noise_upper=largest_sd,
@@ -145,6 +148,15 @@ def statistics(transcripts: Sequence[Transcript], direction: Floats) -> Floats:
     reports = np.array([each.reports for each in transcripts], dtype=np.float64)
     sums: Floats = (reports @ direction).sum(axis=1) / (SIGMA_UNITS * sqrt(reports.shape[1]))
     return sums
+
+
+def mu_error(mu: float, n: int, m: int) -> float:
+    """Standard error of a difference of means in standard deviations, for large samples.
+
+    Hedges, Olkin 1985, "Statistical methods for meta-analysis", ch. 5 (their d is our μ).
+    It is only shown; the checks use exact limits.
+    """
+    return sqrt((n + m) / (n * m) + mu * mu / (2 * (n + m)))
 
 
 def power(claim: Claim, trials: int) -> tuple[float, float]:
