@@ -3,6 +3,7 @@
     python benchmarks/rounds.py                          # the whole table
     python benchmarks/rounds.py --quick                  # N = 2 and 10, d = 50
     python benchmarks/rounds.py --quick --against flower # the ratio to stock Flower, same run
+    python benchmarks/rounds.py --quick --without gate tokens  # what those two cost
 
 Columns: median and p90 milliseconds from one closed round to the next, CPU milliseconds per round
 in each role (all its processes together), peak resident MB of the largest process of each role.
@@ -57,7 +58,7 @@ def main() -> None:
     lines = []
     for dimension in options.dimension:
         for silos in options.silos:
-            line = run_once(silos, dimension)
+            line = run_once(silos, dimension, frozenset(options.without))
             if options.against == "flower":
                 line = _compare(line, options.flower_rounds)
             lines.append(line)
@@ -67,12 +68,12 @@ def main() -> None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def run_once(silos: int, dimension: int) -> Line:
+def run_once(silos: int, dimension: int, without: frozenset[str] = frozenset()) -> Line:
     """One study of that shape, in a folder of its own that is deleted afterwards."""
     records, rounds = SIZES[dimension]
     with tempfile.TemporaryDirectory(prefix="silomix-bench-") as name:
         folder = Path(name) / "consortium"
-        made = _consortium(folder, silos, dimension, records, rounds)
+        made = _consortium(folder, silos, dimension, records, rounds, without)
         for index, config in enumerate(made.silos):
             _approve(made, config, dimension, records, index)
         with Processes(Path(name)) as processes:
@@ -110,7 +111,9 @@ def run_once(silos: int, dimension: int) -> Line:
     )
 
 
-def _consortium(folder: Path, silos: int, dimension: int, records: int, rounds: int) -> Consortium:
+def _consortium(
+    folder: Path, silos: int, dimension: int, records: int, rounds: int, without: frozenset[str]
+) -> Consortium:
     task = Task(
         loss=LossName.LOGISTIC,
         label="y",
@@ -127,6 +130,8 @@ def _consortium(folder: Path, silos: int, dimension: int, records: int, rounds: 
         target=PrivacyTarget(5.0, 1e-5),
         minimum_batch=max(1, silos // 2),
         deadline_s=120.0,
+        gate="gate" not in without,
+        tokens="tokens" not in without,
     )
     ports = [f"127.0.0.1:{port}" for port in free_ports(3 + MIXES)]
     return create(
@@ -213,6 +218,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--silos", type=int, nargs="+", default=[2, 10, 25], metavar="N")
     parser.add_argument("--dimension", type=int, nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--quick", action="store_true", help="N = 2 and 10, d = 50")
+    parser.add_argument(
+        "--without", nargs="+", default=[], choices=["gate", "tokens"], help="leave these out"
+    )
     parser.add_argument("--against", choices=["flower"], help="also run stock Flower")
     parser.add_argument("--flower-rounds", type=int, default=3, help="rounds of stock Flower")
     parser.add_argument("--json", type=Path, help="write the table here, too")

@@ -16,7 +16,6 @@ from silomix_core.study import Study
 from silomix_core.task import Task
 from silomix_protocol.certificates import Authority
 from silomix_protocol.keys import (
-    SealKey,
     SigningKey,
     generate_node_key,
     node_public_bytes,
@@ -37,6 +36,8 @@ class StudyChoices:
     target: PrivacyTarget
     minimum_batch: int
     deadline_s: float
+    gate: bool = True
+    tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,13 @@ def create(
         "name": "server",
         "fleet_address": addresses.fleet,
         "channel_address": addresses.channel,
-        **_party(folder / "server", "server", authority, now, hosts, seals=True),
+        **_party(folder / "server", "server", authority, now, hosts, serves=True),
     }
     study["mixes"] = [
         {
             "name": name,
             "address": address,
-            **_party(folder / name, name, authority, now, (_host(address),), seals=True),
+            **_party(folder / name, name, authority, now, (_host(address),), serves=True),
         }
         for name, address in zip(mix_names, addresses.mixes, strict=True)
     ]
@@ -101,7 +102,7 @@ def create(
         {
             "name": name,
             "records": count,
-            **_party(folder / name, name, authority, now, (), seals=False),
+            **_party(folder / name, name, authority, now, (), serves=False),
             "node_key": _node_key(folder / name),
         }
         for name, count in zip(silo_names, records, strict=True)
@@ -180,7 +181,12 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "epsilon": choices.target.epsilon,
             "delta": choices.target.delta,
         },
-        "batch": {"minimum": choices.minimum_batch, "deadline_s": choices.deadline_s},
+        "batch": {
+            "minimum": choices.minimum_batch,
+            "deadline_s": choices.deadline_s,
+            "gate": choices.gate,
+            "tokens": choices.tokens,
+        },
     }
 
 
@@ -191,22 +197,17 @@ def _party(
     now: datetime,
     hosts: tuple[str, ...],
     *,
-    seals: bool,
+    serves: bool,
 ) -> dict[str, str]:
-    """Make a party's folder with its keys and certificate; its public keys."""
+    """Make a party's folder with its keys and certificate; its public key."""
     folder.mkdir(mode=0o700)
-    issued = authority.issue(name, hosts, now, serves=seals)
+    issued = authority.issue(name, hosts, now, serves=serves)
     (folder / "ca.crt").write_bytes(authority.pem)
     (folder / "tls.crt").write_bytes(issued.certificate)
     write_secret(folder / "tls.key", issued.key)
     sign_key = SigningKey.generate()
     sign_key.save(folder / "sign.key")
-    public = {"sign_key": _text(sign_key.public)}
-    if seals:
-        seal_key = SealKey.generate()
-        seal_key.save(folder / "seal.key")
-        public["seal_key"] = _text(seal_key.public)
-    return public
+    return {"sign_key": _text(sign_key.public)}
 
 
 def _node_key(folder: Path) -> str:

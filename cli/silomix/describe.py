@@ -3,6 +3,7 @@
 from textwrap import fill
 
 from silomix_client.approve import Review
+from silomix_client.complaints import SavedComplaint
 from silomix_client.config import MAIN, SiloConfig
 from silomix_client.entries import Approval, worst
 from silomix_client.errors import InvalidConfig
@@ -29,6 +30,8 @@ def describe_study(study: Study) -> str:
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records",
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
         f"a batch has at least {study.batching.minimum} reports",
+        *_filled("gate", _gate(study)),
+        *_filled("tokens", _tokens(study)),
         f"server           {study.server.fleet_address} and {study.server.channel_address}",
         f"privacy          epsilon {study.target.epsilon:g}, delta {study.target.delta:g} for "
         "every silo's whole transcript" + _exceptions(study) + ",",
@@ -50,10 +53,41 @@ def _central_lines(study: Study) -> list[str]:
             f"epsilon {figure.epsilon:.4g} at delta {figure.delta:g}, one record replaced, against "
             f"{figure.against.value}, if {figure.assumption}"
         )
-        lines += fill(
-            text, width=97, initial_indent=f"{name:<17}", subsequent_indent=" " * 17
-        ).split("\n")
+        lines += _filled(name, text)
     return lines
+
+
+def _gate(study: Study) -> str:
+    least = study.batching.minimum
+    if not study.batching.gate:
+        return (
+            "off: a first mix that works with the server can put reports of its own making around "
+            "one silo's and so find out which is that silo's"
+        )
+    return (
+        f"on: nobody can open a batch before {least} silos confirmed that their reports are in it; "
+        f"if one mix is honest, a report hides among those of {least} silos, less the silos that "
+        "work with the server"
+    )
+
+
+def _tokens(study: Study) -> str:
+    if not study.batching.tokens:
+        return (
+            "off: the server cannot tell silos' reports from those that somebody in the chain "
+            "made up"
+        )
+    return (
+        "on: a report counts only with a token that the server gave to one silo for one round; "
+        "nobody in the chain can add a report, and the server cannot tell whose token came back, "
+        "whoever it works with"
+    )
+
+
+def _filled(name: str, text: str) -> list[str]:
+    return fill(text, width=97, initial_indent=f"{name:<17}", subsequent_indent=" " * 17).split(
+        "\n"
+    )
 
 
 def describe_offer(reviewed: Review, config: SiloConfig) -> str:
@@ -195,6 +229,17 @@ def _epsilon_reserved(ledger: Ledger, population: str) -> float | None:
         return ledger.reserved(population).epsilon()
     except InvalidConfig:
         return None
+
+
+def describe_saved(saved: SavedComplaint, study: Study | None) -> str:
+    """One line about a report of this silo that went missing."""
+    if study is None:
+        return f"a study that was not approved here: {saved.path}"
+    finding = saved.finding(study)
+    return (
+        f"study {study.short_id} {_short(study.name)}, round {finding.round}: "
+        f"{finding.accused or 'a mix'} has to explain it; {saved.path}"
+    )
 
 
 def counted(number: int, one: str, many: str) -> str:

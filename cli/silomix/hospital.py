@@ -162,6 +162,32 @@ def silo_close(
         print(f"closed           {study.identity.hex()}")
 
 
+@silo.command("complaints")
+def silo_complaints(config: Config) -> None:
+    """The reports of this silo that went missing, and who has to explain each.
+
+    CONFIG is this silo's silo.toml.  Every line ends with a file that anybody with the study file
+    can check (`silomix study complaint`); show it only to whom you want to convince, since it
+    tells which report was yours.
+    """
+    from silomix_client.complaints import FOLDER, saved
+    from silomix_client.config import load
+    from silomix_client.ledger import Ledger
+
+    from silomix.describe import describe_saved
+
+    with failures():
+        settings = load(config)
+        complaints = saved(settings.state / FOLDER)
+        ledger = Ledger(settings.state, settings.policy)
+        studies = {each.study.identity: each.study for each in ledger.approvals()}
+        ledger.close()
+        for each in complaints:
+            print(describe_saved(each, studies.get(each.study)))
+        if not complaints:
+            print("no report of this silo went missing")
+
+
 def _is_hex(text: str, least: int) -> bool:
     """The beginning of a SHA-256 in hex, long enough to mean one thing only."""
     return least <= len(text) <= _HASH_DIGITS and set(text) <= set(hexdigits)

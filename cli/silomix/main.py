@@ -12,6 +12,7 @@ from silomix_server.children import end_with_parent
 
 from silomix.failures import Failure, failures
 from silomix.hospital import Config, StudyFile, silo
+from silomix.mixing import mix
 from silomix.research import audit, plan_study
 
 app = typer.Typer(
@@ -22,7 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # tracebacks with local variables would show secrets
     add_completion=False,
 )
-mix = typer.Typer(help="A mix: permutes encrypted reports, sees neither sender nor content.")
 server = typer.Typer(help="The server: runs a study on Flower.")
 study = typer.Typer(help="Study files.")
 consortium = typer.Typer(help="Set up a sample consortium.")
@@ -46,6 +46,14 @@ def run() -> None:
         sys.exit(1)
 
 
+Gate = Annotated[
+    bool, typer.Option(help="Open a batch only after its minimum of silos confirmed it.")
+]
+Tokens = Annotated[
+    bool, typer.Option(help="Count only reports with a token, one for each silo and round.")
+]
+
+
 @app.command()
 def demo(
     silos: Annotated[int, typer.Option(min=2, max=200, help="Hospitals.")] = 5,
@@ -63,6 +71,8 @@ def demo(
         int | None,
         typer.Option(min=1, help="Fewest reports that a batch may have (else 80 % of the silos)."),
     ] = None,
+    gate: Gate = True,
+    tokens: Tokens = True,
     lease_rounds: Annotated[
         int, typer.Option(min=1, help="Rounds per Flower message (1: Flower dispatches each).")
     ] = 50,
@@ -91,6 +101,8 @@ def demo(
             label=label,
             seed=seed,
             minimum_batch=minimum_batch,
+            gate=gate,
+            tokens=tokens,
             lease_rounds=lease_rounds,
             out=out,
             json=json,
@@ -101,16 +113,6 @@ def demo(
 
 app.command("plan")(plan_study)
 app.command("audit")(audit)
-
-
-@mix.command("run")
-def mix_run(config: Config) -> None:
-    """Serve as a mix until stopped (Ctrl-C or SIGTERM).  CONFIG is this mix's mix.toml."""
-    with failures():
-        from silomix_shuffler.config import load
-        from silomix_shuffler.run import run as run_mix
-
-        run_mix(load(config))
 
 
 @server.command("run")
@@ -140,6 +142,27 @@ def study_show(study_file: StudyFile) -> None:
         print(describe_study(study))
 
 
+@study.command("complaint")
+def study_complaint(
+    study_file: StudyFile,
+    file: Annotated[Path, typer.Argument(help="The complaint: a file of state/complaints/.")],
+) -> None:
+    """Check a silo's complaint that its report went missing, and say who has to explain it.
+
+    Anybody with the study file can check it.  What the server was sent shows that the first mix
+    had the report and that the silo misses it; it does not say where it went missing.  The copy of
+    the silo's operator does; who is shown it can tell which report was the silo's.
+    """
+    from silomix_protocol.files import named, read_study
+
+    from silomix.complaint import describe_complaint, read_complaint
+
+    with failures():
+        with named(study_file, Failure):
+            study = read_study(study_file)
+        print(describe_complaint(read_complaint(file, study)))
+
+
 @consortium.command("init")
 def consortium_init(
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
@@ -148,13 +171,22 @@ def consortium_init(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the study.")] = 40,
     epsilon: Annotated[float, typer.Option(help="ε of every silo's transcript.")] = 2.0,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
+    gate: Gate = True,
+    tokens: Tokens = True,
 ) -> None:
     """Make folders for a server, mixes and silos, with keys, configurations and sample data."""
     from silomix.demo.run import DemoOptions, prepare
 
     with failures():
         options = DemoOptions(
-            silos=silos, mixes=mixes, rounds=rounds, epsilon=epsilon, delta=delta, out=folder
+            silos=silos,
+            mixes=mixes,
+            rounds=rounds,
+            epsilon=epsilon,
+            delta=delta,
+            gate=gate,
+            tokens=tokens,
+            out=folder,
         )
         made, _ = prepare(options)
         print(f"made {folder}; first each silo's operator looks and approves:\n")

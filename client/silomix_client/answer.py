@@ -1,7 +1,9 @@
 """One round at a silo: check the query, compute the update, make it private, seal it, charge it.
 
 The path from a record to a report.  Whether a query is answered depends on the approved study and
-the ledger, never on a record's value; every record passes the same arithmetic.
+the ledger, never on a record's value; every record passes the same arithmetic.  A round that was
+answered before is never computed again: its stored report goes out once more, sealed anew only if
+every mix stated that it abandoned the attempt before.
 """
 
 from collections.abc import Callable
@@ -19,13 +21,17 @@ from silomix_core.update import ClippedSum, Records, to_grid
 from silomix_proto import round_pb2
 from silomix_protocol import logs
 from silomix_protocol.descriptor import Descriptor
-from silomix_protocol.onion import Sealer
+from silomix_protocol.keys import ForgedSignature, UnusableKey
+from silomix_protocol.onion import seal
+from silomix_protocol.statements import BrokenChain, check_abandoned
 
+from silomix_client.asked import AskedRound
 from silomix_client.entries import Approval
-from silomix_client.errors import RefusedQuery
+from silomix_client.errors import RefusedQuery, TokenMissing
 from silomix_client.keystream import fresh_keystream, stream_of
-from silomix_client.ledger import Ledger, StoredReport
+from silomix_client.ledger import Ledger
 from silomix_client.pace import Pace
+from silomix_client.reports import StoredReport
 
 
 class StudyDesk:
@@ -48,26 +54,56 @@ class StudyDesk:
         self._keystream = keystream
         self._mechanism = approval.mechanism
         self._sums = _sums_by_phase(approval, records)
-        self._sealer = Sealer(self.study)
         largest = max(range(len(self._sums)), key=lambda phase: len(self._sums[phase]))
         self._pace = Pace(lambda: self._report(np.zeros(self._mechanism.dimension), largest))
 
-    def answer(self, descriptor: Descriptor, query: bytes) -> StoredReport:
+    def answer(self, asked: AskedRound) -> StoredReport:
         """The stored, charged report for this round; the same bytes if it was asked before."""
-        point = self._point(descriptor, query)
-        stored = self._ledger.stored(self.study, descriptor.round, descriptor.digest)
+        descriptor = asked.descriptor
+        point = self._point(descriptor, asked.query)
+        stored = self._ledger.stored(self.study, descriptor.round)
         if stored is not None:
-            return stored
+            return self._again(stored, asked)
         self._ledger.check(self._approval, descriptor.round)
+        token = self._token(descriptor)
         with self._pace.kept():
             report = self._report(point, self._mechanism.phase_of(descriptor.round))
-        onion, inner = self._sealer.seal(report, descriptor.digest)
-        stored = StoredReport(onion, sha256(inner).digest())
-        entry = self._ledger.charge(
-            self._approval, descriptor.round, descriptor.digest, stored, self._clock()
-        )
+        sealed = _seal(token + report, asked)
+        entry = self._ledger.charge(self._approval, sealed, self._clock())
         logs.event("round_charged", round=descriptor.round, entry=entry.number, head=entry.short)
-        return stored
+        return sealed
+
+    def _again(self, stored: StoredReport, asked: AskedRound) -> StoredReport:
+        """The stored report, as it is or sealed for a later attempt; no other question gets it."""
+        earlier, descriptor = stored.descriptor, asked.descriptor
+        number = descriptor.round
+        if descriptor.digest == earlier.digest:
+            return stored
+        if descriptor.query != earlier.query:
+            raise RefusedQuery(f"round {number} was asked again with another query")
+        if descriptor.token_key != earlier.token_key:
+            raise RefusedQuery(f"round {number} was asked again with another token key")
+        if descriptor.attempt <= earlier.attempt:
+            raise RefusedQuery(f"round {number} was asked again without being a later attempt")
+        try:
+            check_abandoned(asked.abandoned, earlier.digest, self.study)
+        except (BrokenChain, ForgedSignature) as error:
+            raise RefusedQuery(f"round {number} was asked again: {error}") from error
+        sealed = _seal(stored.payload, asked)
+        self._ledger.replace(earlier.digest, sealed)
+        logs.event("report_sealed_again", round=number, attempt=descriptor.attempt)
+        return sealed
+
+    def _token(self, descriptor: Descriptor) -> bytes:
+        """The round's token; nothing in a study without tokens."""
+        if not self.study.batching.tokens:
+            return b""
+        held = self._ledger.wallet.find(self.study.identity, descriptor.round)
+        if held is None:
+            raise TokenMissing(f"no token for round {descriptor.round}")
+        if held.key != descriptor.token_key:
+            raise RefusedQuery("the token of this round was made with another key")
+        return held.token.to_bytes()
 
     def _report(self, point: NDArray[np.float64], phase: int) -> bytes:
         mechanism, random_bytes = self._mechanism, self._keystream()
@@ -102,6 +138,15 @@ class StudyDesk:
         if not (np.abs(point).max() <= radius and np.linalg.norm(point) <= radius):
             raise RefusedQuery("the point lies outside the study's ball")
         return point
+
+
+def _seal(payload: bytes, asked: AskedRound) -> StoredReport:
+    """The payload for this attempt; a key that nothing can be sealed to is refused."""
+    try:
+        onion = seal(payload, asked.server_key, asked.mix_keys, asked.descriptor.digest)
+    except UnusableKey as error:
+        raise RefusedQuery(str(error)) from error
+    return StoredReport(asked.descriptor, payload, onion.sealed, onion.trail)
 
 
 def _sums_by_phase(approval: Approval, records: Records) -> list[ClippedSum]:

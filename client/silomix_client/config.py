@@ -7,7 +7,7 @@ silo.toml                                policy.toml
                                              accountant = "gaussian"  # or "renyi": any batches
 
 Relative paths start at silo.toml's folder, which also holds ca.crt, tls.crt, tls.key, sign.key,
-node.key and, in state/, the ledger, the snapshots and the stored reports.
+node.key and, in state/, the ledger, the snapshots, the stored reports and complaints.
 
 A silo has one budget.  Only where no *person* has records in two data sets may the policy give
 them budgets of their own, each a population with its own data (silo.toml's is the main one).  A

@@ -21,6 +21,10 @@ class RefusedQuery(SiloError):
     """The server asked for something outside the approved study."""
 
 
+class TokenMissing(SiloError):
+    """The server gave this silo no token for the round, so the round is not answered."""
+
+
 class BudgetExhausted(SiloError):
     """Answering would exceed what the study or the operator's policy allows."""
 

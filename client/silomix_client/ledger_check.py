@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from silomix_core.study import StudyId
+from silomix_proto import round_pb2
+from silomix_protocol.descriptor import RefusedDescriptor, check
 
 from silomix_client import chain
 from silomix_client.chain import Entry
@@ -44,7 +47,7 @@ class _Story:
     closed: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     tallies: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    answers: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    answers: dict[tuple[str, int], tuple[str, str, int]] = field(default_factory=dict)
 
 
 def verify(ledger: Ledger, earlier_head: str | None = None) -> Verified:
@@ -124,7 +127,7 @@ def _read_charge(entry: Entry, story: _Story) -> None:
     if story.tallies[study, phase, line] > rounds:
         raise LedgerBroken("more rounds than the phase has")
     story.last[study] = number
-    story.answers[study, number] = (body["query"], entry.number)
+    story.answers[study, number] = (body["digest"], body["query"], entry.number)
 
 
 def _check_schema(ledger: Ledger) -> None:
@@ -138,12 +141,35 @@ def _check_tables(ledger: Ledger, story: _Story) -> None:
     rows = ledger.database.execute("SELECT study, phase, event, count FROM tallies")
     if {(study.hex(), phase, event): count for study, phase, event, count in rows} != story.tallies:
         raise LedgerBroken("the ledger's sums do not follow from its entries")
-    rows = ledger.database.execute("SELECT study, round, digest, entry FROM answers")
-    if {(row[0].hex(), row[1]): (row[2].hex(), row[3]) for row in rows} != story.answers:
+    rows = ledger.database.execute("SELECT study, round, digest, query, entry FROM answers")
+    if {
+        (study.hex(), number): (digest.hex(), query.hex(), entry)
+        for study, number, digest, query, entry in rows
+    } != story.answers:
         raise LedgerBroken("the stored answers are not those that were charged")
+    _check_reports(ledger, story)
     rows = ledger.database.execute("SELECT study, population, approved, closed FROM studies")
     if {row[0].hex(): row[1:] for row in rows} != {
         study: (population, story.approved[study], story.closed.get(study))
         for study, population in story.populations.items()
     }:
         raise LedgerBroken("the list of studies does not follow from its entries")
+
+
+def _check_reports(ledger: Ledger, story: _Story) -> None:
+    """A stored report is of its study's last charged round, and of the query that was charged.
+
+    Its attempt may be a later one than that of the charge.
+    """
+    rows = ledger.database.execute("SELECT study, round, digest, descriptor FROM reports")
+    for identity, number, digest, signed in rows.fetchall():
+        study = identity.hex()
+        try:
+            described = round_pb2.SignedDescriptor.FromString(signed)
+            descriptor = check(described, ledger.approval(StudyId(identity)).study)
+        except (DecodeError, RefusedDescriptor, NotApproved) as error:
+            raise LedgerBroken(f"the stored report of study {study[:12]}: {error}") from error
+        _, query, _ = story.answers.get((study, number), ("", "", 0))
+        fits = descriptor.round == number == story.last.get(study)
+        if not fits or descriptor.query.hex() != query or descriptor.digest != digest:
+            raise LedgerBroken(f"the stored report of study {study[:12]} was never charged")

@@ -192,7 +192,7 @@ class _Process:
         desk = StudyDesk(
             self._config.name, approval, records, self._ledger, lambda: datetime.now(UTC)
         )
-        return LeaseHolder(desk, self._identity, self._sign_key)
+        return LeaseHolder(desk, self._ledger, self._identity, self._sign_key)
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -73,6 +73,9 @@ class Table:
             raise InvalidField(f"{self._path(key)}: expected a finite number")
         return value
 
+    def flag(self, key: str, *, default: bool) -> bool:
+        return self._take(key, bool, "true or false", default)
+
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._take(key, list, "a list of strings")
         if not all(isinstance(item, str) and item.isprintable() for item in value):

@@ -28,6 +28,7 @@ _MOST_RECORDS = 100_000_000  # 2²⁷ integer gradients of 2³⁶ would overflow
 _LEAST, _MOST = 1e-9, 1e9  # radius and clip; the ratio of a batch
 _MOST_SAMPLED_TARGETS = 8  # with drawn batches, each of them is a calibration of seconds
 _MOST_SAMPLED_ROUNDS = 10_000  # so that everybody can calibrate within a minute
+_MOST_MIXES, _MOST_DIGESTS = 64, 10_000  # silos times mixes: what all state is one message
 _LARGEST_FILE, _LONGEST_LINE = 16 * 2**20, 8192
 
 
@@ -54,8 +55,7 @@ class Silo:
 class Mix:
     name: str
     address: str
-    sign_key: bytes  # Ed25519, raw
-    seal_key: bytes  # ML-KEM-768 ‖ X25519, raw
+    sign_key: bytes  # Ed25519, raw; vouches for the mix's sealing keys, which live for one round
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,20 @@ class Server:
     fleet_address: str  # Flower's Fleet API
     channel_address: str  # the round channel
     sign_key: bytes
-    seal_key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When a batch may be released: at least `minimum` reports, at most `deadline_s` of waiting."""
+    """When a batch may be released: at least `minimum` reports, at most `deadline_s` of waiting.
+
+    With a gate nobody can open it before `minimum` silos confirmed that their reports are in it;
+    with tokens the server counts distinct enrolled senders without learning who they are.
+    """
 
     minimum: int
     deadline_s: float
+    gate: bool = True
+    tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,10 @@ class Study:
             raise ValueError("a study needs at least one silo")
         if not self.mixes:
             raise ValueError("a study needs at least one mix")
+        if len(self.mixes) > _MOST_MIXES or len(self.silos) * len(self.mixes) > _MOST_DIGESTS:
+            raise ValueError(
+                f"at most {_MOST_MIXES} mixes, and silos times mixes at most {_MOST_DIGESTS}"
+            )
         names = [silo.name for silo in self.silos] + [mix.name for mix in self.mixes]
         names.append(self.server.name)
         if len(set(names)) != len(names):
@@ -144,9 +153,8 @@ class Study:
     def _has_repeated_keys(self) -> bool:
         sign = [silo.sign_key for silo in self.silos] + [mix.sign_key for mix in self.mixes]
         sign.append(self.server.sign_key)
-        seal = [mix.seal_key for mix in self.mixes] + [self.server.seal_key]
         node = [silo.node_key for silo in self.silos]
-        return any(len(set(keys)) < len(keys) for keys in (sign, seal, node))
+        return any(len(set(keys)) < len(keys) for keys in (sign, node))
 
     def _targets(self) -> int:
         return len({silo.target or self.target for silo in self.silos})
@@ -197,7 +205,12 @@ def _study(top: Table, identity: StudyId) -> Study:
     target, minibatch = _target(privacy), _minibatch(privacy)
     privacy.finish()
     batch = top.table("batch")
-    batching = Batching(batch.whole("minimum"), batch.number("deadline_s"))
+    batching = Batching(
+        minimum=batch.whole("minimum"),
+        deadline_s=batch.number("deadline_s"),
+        gate=batch.flag("gate", default=True),
+        tokens=batch.flag("tokens", default=True),
+    )
     batch.finish()
     silos = tuple(_silo(row) for row in top.tables("silos"))
     mixes = tuple(_mix(row) for row in top.tables("mixes"))
@@ -271,7 +284,6 @@ def _mix(table: Table) -> Mix:
         name=_name(table),
         address=table.address("address"),
         sign_key=_key(table, "sign_key"),
-        seal_key=_key(table, "seal_key"),
     )
     table.finish()
     return mix
@@ -283,7 +295,6 @@ def _server(table: Table) -> Server:
         fleet_address=table.address("fleet_address"),
         channel_address=table.address("channel_address"),
         sign_key=_key(table, "sign_key"),
-        seal_key=_key(table, "seal_key"),
     )
     table.finish()
     return server

@@ -34,9 +34,9 @@ class RoundChannelStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Follow = channel.unary_stream(
+        self.Follow = channel.stream_stream(
                 '/silomix.v1.RoundChannel/Follow',
-                request_serializer=silomix__proto_dot_channel__pb2.FollowRequest.SerializeToString,
+                request_serializer=silomix__proto_dot_channel__pb2.SiloFrame.SerializeToString,
                 response_deserializer=silomix__proto_dot_channel__pb2.ChannelEvent.FromString,
                 _registered_method=True)
 
@@ -44,8 +44,8 @@ class RoundChannelStub(object):
 class RoundChannelServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Follow(self, request, context):
-        """The silo dials out and listens until the lease ends.
+    def Follow(self, request_iterator, context):
+        """The silo dials out, says which lease it follows, and stays until the lease ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -54,9 +54,9 @@ class RoundChannelServicer(object):
 
 def add_RoundChannelServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Follow': grpc.unary_stream_rpc_method_handler(
+            'Follow': grpc.stream_stream_rpc_method_handler(
                     servicer.Follow,
-                    request_deserializer=silomix__proto_dot_channel__pb2.FollowRequest.FromString,
+                    request_deserializer=silomix__proto_dot_channel__pb2.SiloFrame.FromString,
                     response_serializer=silomix__proto_dot_channel__pb2.ChannelEvent.SerializeToString,
             ),
     }
@@ -71,7 +71,7 @@ class RoundChannel(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Follow(request,
+    def Follow(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -81,11 +81,11 @@ class RoundChannel(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/silomix.v1.RoundChannel/Follow',
-            silomix__proto_dot_channel__pb2.FollowRequest.SerializeToString,
+            silomix__proto_dot_channel__pb2.SiloFrame.SerializeToString,
             silomix__proto_dot_channel__pb2.ChannelEvent.FromString,
             options,
             channel_credentials,

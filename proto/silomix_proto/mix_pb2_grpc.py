@@ -35,6 +35,16 @@ class MixStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Prepare = channel.unary_unary(
+                '/silomix.v1.Mix/Prepare',
+                request_serializer=silomix__proto_dot_mix__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=silomix__proto_dot_mix__pb2.PreparedRounds.FromString,
+                _registered_method=True)
+        self.Open = channel.unary_unary(
+                '/silomix.v1.Mix/Open',
+                request_serializer=silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
+                response_deserializer=silomix__proto_dot_mix__pb2.RoundIsOpen.FromString,
+                _registered_method=True)
         self.Submit = channel.stream_stream(
                 '/silomix.v1.Mix/Submit',
                 request_serializer=silomix__proto_dot_mix__pb2.SubmitFrame.SerializeToString,
@@ -47,30 +57,80 @@ class MixStub(object):
                 _registered_method=True)
         self.Collect = channel.unary_stream(
                 '/silomix.v1.Mix/Collect',
-                request_serializer=silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
+                request_serializer=silomix__proto_dot_mix__pb2.CollectRequest.SerializeToString,
                 response_deserializer=silomix__proto_dot_mix__pb2.BatchFrame.FromString,
+                _registered_method=True)
+        self.Commit = channel.unary_unary(
+                '/silomix.v1.Mix/Commit',
+                request_serializer=silomix__proto_dot_mix__pb2.CommitRequest.SerializeToString,
+                response_deserializer=silomix__proto_dot_mix__pb2.Commitment.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/silomix.v1.Mix/Release',
+                request_serializer=silomix__proto_dot_mix__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=silomix__proto_dot_mix__pb2.ReleasedKey.FromString,
+                _registered_method=True)
+        self.Abandon = channel.unary_unary(
+                '/silomix.v1.Mix/Abandon',
+                request_serializer=silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
+                response_deserializer=silomix__proto_dot_round__pb2.Abandonment.FromString,
                 _registered_method=True)
 
 
 class MixServicer(object):
     """Missing associated documentation comment in .proto file."""
 
+    def Prepare(self, request, context):
+        """Coordinator: fresh keys for consecutive rounds. Asked again, the same keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Open(self, request, context):
+        """Coordinator: open a round, before any silo hears of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Submit(self, request_iterator, context):
-        """First mix only: one long-lived stream per silo, a receipt for every report.
+        """Silos, first mix only: one long-lived stream per silo, a receipt for every report.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Forward(self, request_iterator, context):
-        """Every later mix: one batch from its predecessor.
+        """Previous mix: one batch; the same one again changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Collect(self, request, context):
-        """Last mix only: the coordinator fetches the batch of a round, waiting until it is there.
+        """Coordinator, last mix only: the batch of a round, as soon as it is there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Commit(self, request, context):
+        """Coordinator: the mix's word for one list of D, given for one list only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Coordinator: the mix's release key, against enough silos' confirmations.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abandon(self, request, context):
+        """Coordinator: a statement that nothing was forwarded and never will be.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,6 +139,16 @@ class MixServicer(object):
 
 def add_MixServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=silomix__proto_dot_mix__pb2.PrepareRequest.FromString,
+                    response_serializer=silomix__proto_dot_mix__pb2.PreparedRounds.SerializeToString,
+            ),
+            'Open': grpc.unary_unary_rpc_method_handler(
+                    servicer.Open,
+                    request_deserializer=silomix__proto_dot_round__pb2.SignedDescriptor.FromString,
+                    response_serializer=silomix__proto_dot_mix__pb2.RoundIsOpen.SerializeToString,
+            ),
             'Submit': grpc.stream_stream_rpc_method_handler(
                     servicer.Submit,
                     request_deserializer=silomix__proto_dot_mix__pb2.SubmitFrame.FromString,
@@ -91,8 +161,23 @@ def add_MixServicer_to_server(servicer, server):
             ),
             'Collect': grpc.unary_stream_rpc_method_handler(
                     servicer.Collect,
-                    request_deserializer=silomix__proto_dot_round__pb2.SignedDescriptor.FromString,
+                    request_deserializer=silomix__proto_dot_mix__pb2.CollectRequest.FromString,
                     response_serializer=silomix__proto_dot_mix__pb2.BatchFrame.SerializeToString,
+            ),
+            'Commit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Commit,
+                    request_deserializer=silomix__proto_dot_mix__pb2.CommitRequest.FromString,
+                    response_serializer=silomix__proto_dot_mix__pb2.Commitment.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=silomix__proto_dot_mix__pb2.ReleaseRequest.FromString,
+                    response_serializer=silomix__proto_dot_mix__pb2.ReleasedKey.SerializeToString,
+            ),
+            'Abandon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abandon,
+                    request_deserializer=silomix__proto_dot_round__pb2.SignedDescriptor.FromString,
+                    response_serializer=silomix__proto_dot_round__pb2.Abandonment.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -104,6 +189,60 @@ def add_MixServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Mix(object):
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silomix.v1.Mix/Prepare',
+            silomix__proto_dot_mix__pb2.PrepareRequest.SerializeToString,
+            silomix__proto_dot_mix__pb2.PreparedRounds.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Open(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silomix.v1.Mix/Open',
+            silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
+            silomix__proto_dot_mix__pb2.RoundIsOpen.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Submit(request_iterator,
@@ -174,8 +313,89 @@ class Mix(object):
             request,
             target,
             '/silomix.v1.Mix/Collect',
-            silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
+            silomix__proto_dot_mix__pb2.CollectRequest.SerializeToString,
             silomix__proto_dot_mix__pb2.BatchFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Commit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silomix.v1.Mix/Commit',
+            silomix__proto_dot_mix__pb2.CommitRequest.SerializeToString,
+            silomix__proto_dot_mix__pb2.Commitment.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silomix.v1.Mix/Release',
+            silomix__proto_dot_mix__pb2.ReleaseRequest.SerializeToString,
+            silomix__proto_dot_mix__pb2.ReleasedKey.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abandon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silomix.v1.Mix/Abandon',
+            silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
+            silomix__proto_dot_round__pb2.Abandonment.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19silomix_proto/round.proto\x12\nsilomix.v1\"\xe3\x01\n\x0fRoundDescriptor\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05suite\x18\x02 \x01(\t\x12\r\n\x05study\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x15\n\rminimum_batch\x18\x07 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\r\n\x05silos\x18\t \x03(\t\x12\r\n\x05query\x18\n \x01(\x0c\x12\x12\n\nserver_key\x18\x0b \x01(\x0c\x12\x10\n\x08mix_keys\x18\x0c \x03(\x0c\"9\n\x10SignedDescriptor\x12\x12\n\ndescriptor\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x16\n\x05Query\x12\r\n\x05point\x18\x01 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19silomix_proto/round.proto\x12\nsilomix.v1\"\xf6\x01\n\x0fRoundDescriptor\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05suite\x18\x02 \x01(\t\x12\r\n\x05study\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x15\n\rminimum_batch\x18\x07 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\r\n\x05silos\x18\t \x01(\x0c\x12\r\n\x05query\x18\n \x01(\x0c\x12\x12\n\nserver_key\x18\x0b \x01(\x0c\x12\x10\n\x08mix_keys\x18\x0c \x03(\x0c\x12\x11\n\ttoken_key\x18\r \x01(\x0c\"9\n\x10SignedDescriptor\x12\x12\n\ndescriptor\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x16\n\x05Query\x12\r\n\x05point\x18\x01 \x01(\x0c\"*\n\tRoundKeys\x12\x0c\n\x04seal\x18\x01 \x01(\x0c\x12\x0f\n\x07release\x18\x02 \x01(\x0c\"P\n\x07KeyList\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_round\x18\x02 \x01(\r\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"@\n\x0b\x41\x62\x61ndonment\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"/\n\x0c\x43onfirmation\x12\x0c\n\x04silo\x18\x01 \x01(\r\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x94\x01\n\x0cHopStatement\x12\x0b\n\x03hop\x18\x01 \x01(\r\x12\x10\n\x08received\x18\x02 \x01(\r\x12\x11\n\tforwarded\x18\x03 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\r\x12\r\n\x05input\x18\x05 \x01(\x0c\x12\x0e\n\x06output\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61\x62orted\x18\x07 \x01(\t\x12\x11\n\tsignature\x18\x08 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'silomix_proto.round_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUNDDESCRIPTOR']._serialized_start=42
-  _globals['_ROUNDDESCRIPTOR']._serialized_end=269
-  _globals['_SIGNEDDESCRIPTOR']._serialized_start=271
-  _globals['_SIGNEDDESCRIPTOR']._serialized_end=328
-  _globals['_QUERY']._serialized_start=330
-  _globals['_QUERY']._serialized_end=352
+  _globals['_ROUNDDESCRIPTOR']._serialized_end=288
+  _globals['_SIGNEDDESCRIPTOR']._serialized_start=290
+  _globals['_SIGNEDDESCRIPTOR']._serialized_end=347
+  _globals['_QUERY']._serialized_start=349
+  _globals['_QUERY']._serialized_end=371
+  _globals['_ROUNDKEYS']._serialized_start=373
+  _globals['_ROUNDKEYS']._serialized_end=415
+  _globals['_KEYLIST']._serialized_start=417
+  _globals['_KEYLIST']._serialized_end=497
+  _globals['_ABANDONMENT']._serialized_start=499
+  _globals['_ABANDONMENT']._serialized_end=563
+  _globals['_CONFIRMATION']._serialized_start=565
+  _globals['_CONFIRMATION']._serialized_end=612
+  _globals['_HOPSTATEMENT']._serialized_start=615
+  _globals['_HOPSTATEMENT']._serialized_end=763
 # @@protoc_insertion_point(module_scope)

@@ -1,22 +1,24 @@
-"""A batch on the wire: header, reports of one length back to back, signed trailer.
+"""A batch on the wire: what every mix so far states about it, then reports of one length.
 
-Written by a mix, read by the next mix or by the coordinator.
+Written by a mix, read by the next mix or by the coordinator, a report at a time: neither holds a
+batch in memory.  The last statement lists the digest of every report, so that a reader knows each
+one when it arrives.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from silomix_core.study import Study
 from silomix_proto import mix_pb2, round_pb2
 
-from silomix_protocol.descriptor import Descriptor, check
-from silomix_protocol.keys import SigningKey, verify
+from silomix_protocol.descriptor import Descriptor, RoundDigest
+from silomix_protocol.statements import check_chain, digests
 from silomix_protocol.tls import CHUNK_BYTES
 
 
 class BrokenBatch(ValueError):
-    """A batch that is malformed, incomplete or not signed by the mix that it came from."""
+    """A batch that is malformed, incomplete or not what the mix stated that it is."""
 
 
 def chain_wait_s(deadline_s: float, hops: int) -> float:
@@ -27,95 +29,96 @@ def chain_wait_s(deadline_s: float, hops: int) -> float:
     return 2 * deadline_s + 2.0 * hops
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    received: int
-    forwarded: int
-    dropped: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Reports as one mix released them; `aborted` says why there are none."""
-
-    descriptor: Descriptor
-    reports: tuple[bytes, ...]
-    counts: Counts
-    aborted: str = ""
-
-
-def frames(batch: Batch, key: SigningKey) -> Iterator[mix_pb2.BatchFrame]:
-    """The batch as messages, ending with what this mix signs about it."""
-    header = mix_pb2.BatchHeader(descriptor=batch.descriptor.to_wire(), reports=len(batch.reports))
+def frames(
+    digest: RoundDigest,
+    chain: Sequence[round_pb2.HopStatement],
+    reports: Iterable[bytes],
+    commitment: bytes = b"",
+) -> Iterator[mix_pb2.BatchFrame]:
+    """The batch as messages; `reports` in the order of the last statement's output."""
+    header = mix_pb2.BatchHeader(digest=digest, chain=chain, commitment=commitment)
     yield mix_pb2.BatchFrame(header=header)
-    for chunk in _chunks(batch.reports):
+    for chunk in _chunks(reports):
         yield mix_pb2.BatchFrame(chunk=chunk)
-    summary = _summary(batch.reports)
-    signature = key.sign("batch", *_signed(batch.descriptor, batch.counts, summary, batch.aborted))
-    yield mix_pb2.BatchFrame(
-        trailer=mix_pb2.BatchTrailer(
-            received=batch.counts.received,
-            forwarded=batch.counts.forwarded,
-            dropped=batch.counts.dropped,
-            reports=summary,
-            signature=signature,
-            aborted=batch.aborted,
-        )
-    )
 
 
-async def read_batch(
-    source: AsyncIterator[mix_pb2.BatchFrame], study: Study, sender_key: bytes, report_bytes: int
-) -> Batch:
-    """The batch in these messages, if `sender_key` signed it and every length is right."""
-    first = await anext(source, None)
+def digest_of(first: mix_pb2.BatchFrame | None) -> RoundDigest:
+    """The round of a batch's first message (nothing is verified yet)."""
     if first is None or first.WhichOneof("frame") != "header":
         raise BrokenBatch("a batch starts with its header")
-    descriptor = check(first.header.descriptor, study)
-    if first.header.reports > len(descriptor.silos):
-        raise BrokenBatch("more reports than silos in the round")
-    body, trailer = bytearray(), None
-    async for frame in source:
-        kind = frame.WhichOneof("frame")
-        if kind == "chunk" and trailer is None:
-            body += frame.chunk
-            if len(body) > first.header.reports * report_bytes:
-                raise BrokenBatch("longer than its header says")
-        elif kind == "trailer" and trailer is None:
-            trailer = frame.trailer
-        else:
-            raise BrokenBatch("unexpected frame")
-    if trailer is None or len(body) != first.header.reports * report_bytes:
-        raise BrokenBatch("incomplete")
-    view = memoryview(body)
-    reports = tuple(
-        bytes(view[start : start + report_bytes]) for start in range(0, len(body), report_bytes)
-    )
-    counts = Counts(trailer.received, trailer.forwarded, trailer.dropped)
-    summary = _summary(reports)
-    if trailer.reports != summary or counts.forwarded != len(reports):
-        raise BrokenBatch("the trailer belongs to other reports")
-    parts = _signed(descriptor, counts, summary, trailer.aborted)
-    verify(sender_key, trailer.signature, "batch", *parts)
-    if trailer.aborted and reports:
-        raise BrokenBatch("an aborted batch has no reports")
-    return Batch(descriptor, reports, counts, trailer.aborted)
+    return RoundDigest(first.header.digest)
 
 
-def descriptor_of(frame: mix_pb2.BatchFrame) -> round_pb2.SignedDescriptor:
-    """The descriptor of a batch's first message."""
-    if frame.WhichOneof("frame") != "header":
-        raise BrokenBatch("a batch starts with its header")
-    return frame.header.descriptor
+@dataclass(frozen=True, slots=True)
+class IncomingBatch:
+    """A batch whose statements were checked and whose reports are still on the way."""
+
+    chain: tuple[round_pb2.HopStatement, ...]
+    commitment: bytes  # not checked here
+    _source: AsyncIterator[mix_pb2.BatchFrame]
+    _length: int
+
+    @property
+    def aborted(self) -> str:
+        return self.chain[-1].aborted
+
+    @property
+    def output(self) -> bytes:
+        """The joined digests of the reports, in their order."""
+        return self.chain[-1].output
+
+    async def reports(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        """Every report with the digest that it must have (see `check_report`)."""
+        expected = digests(self.output)
+        buffer, count = bytearray(), 0
+        while count < len(expected):
+            frame = await anext(self._source, None)
+            if frame is None:
+                raise BrokenBatch("incomplete")
+            if frame.WhichOneof("frame") != "chunk" or not frame.chunk:
+                raise BrokenBatch("unexpected frame")
+            buffer += frame.chunk
+            whole = len(buffer) // self._length
+            if count + whole > len(expected):
+                raise BrokenBatch("more reports than stated")
+            with memoryview(buffer) as view:
+                for at in range(0, whole * self._length, self._length):
+                    yield bytes(view[at : at + self._length]), expected[count]
+                    count += 1
+            del buffer[: whole * self._length]
+        if buffer or await anext(self._source, None) is not None:
+            raise BrokenBatch("longer than stated")
+
+
+def incoming(
+    first: mix_pb2.BatchFrame,
+    rest: AsyncIterator[mix_pb2.BatchFrame],
+    descriptor: Descriptor,
+    study: Study,
+    hops: int,
+    length: int,
+) -> IncomingBatch:
+    """The batch that starts with `first`, after `hops` mixes, its reports `length` bytes long."""
+    if digest_of(first) != descriptor.digest:
+        raise BrokenBatch("the batch belongs to another round")
+    chain = tuple(first.header.chain)
+    check_chain(chain, descriptor, study, hops)
+    return IncomingBatch(chain, first.header.commitment, rest, length)
+
+
+def check_report(report: bytes, digest: bytes) -> None:
+    if sha256(report).digest() != digest:
+        raise BrokenBatch("a report is not the one that was stated")
 
 
 def _chunks(reports: Iterable[bytes]) -> Iterator[bytes]:
     """Report bytes in pieces of about a chunk: many small reports together, large ones cut."""
-    gathered: list[bytes] = []
+    gathered: list[bytes | memoryview] = []
     size = 0
     for report in reports:
+        view = memoryview(report)
         for start in range(0, len(report), CHUNK_BYTES):
-            piece = report[start : start + CHUNK_BYTES]
+            piece = view[start : start + CHUNK_BYTES]
             if size + len(piece) > CHUNK_BYTES:
                 yield b"".join(gathered)
                 gathered, size = [], 0
@@ -123,18 +126,3 @@ def _chunks(reports: Iterable[bytes]) -> Iterator[bytes]:
             size += len(piece)
     if gathered:
         yield b"".join(gathered)
-
-
-def _summary(reports: Iterable[bytes]) -> bytes:
-    digests = sha256()
-    for report in reports:
-        digests.update(sha256(report).digest())
-    return digests.digest()
-
-
-def _signed(
-    descriptor: Descriptor, counts: Counts, summary: bytes, aborted: str
-) -> tuple[bytes, ...]:
-    numbers = (counts.received, counts.forwarded, counts.dropped)
-    encoded = b"".join(number.to_bytes(4, "big") for number in numbers)
-    return descriptor.digest, encoded, summary, aborted.encode("utf-8")

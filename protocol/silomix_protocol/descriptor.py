@@ -1,4 +1,4 @@
-"""The round descriptor: what one round is, signed by the coordinator, hashed by everybody.
+"""The round descriptor: what one attempt of a round is, signed by the coordinator, hashed by all.
 
 D, the SHA-256 of its serialized bytes, is bound into every layer of every onion and under every
 signature of the round.  Each party checks a descriptor against the study that its own operator
@@ -6,6 +6,7 @@ pinned; nothing in it can widen that study.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import NewType
 
@@ -13,10 +14,11 @@ from google.protobuf.message import DecodeError
 from silomix_core.study import Study, StudyId
 from silomix_proto import round_pb2
 
-from silomix_protocol.keys import ForgedSignature, SigningKey, fingerprint, verify
+from silomix_protocol.keys import ForgedSignature, SigningKey, verify
 
 VERSION = 1
 SUITE = "MLKEM768-X25519/HKDF-SHA256/AES-128-GCM"
+MOST_ATTEMPTS = 8
 
 RoundDigest = NewType("RoundDigest", bytes)  # D
 
@@ -25,20 +27,24 @@ class RefusedDescriptor(ValueError):
     """A descriptor that does not belong to the study, or was not signed by its coordinator."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Descriptor:
     """A descriptor that was checked against a study, with the bytes that it came in."""
 
     study: StudyId
     round: int
+    attempt: int
     silos: tuple[str, ...]
     query: bytes
+    server_key: bytes
+    mix_keys: tuple[bytes, ...]
+    token_key: bytes
     deadline_s: float
     minimum_batch: int
     encoded: bytes
     signature: bytes
 
-    @property
+    @cached_property
     def digest(self) -> RoundDigest:
         return RoundDigest(sha256(self.encoded).digest())
 
@@ -46,27 +52,43 @@ class Descriptor:
         return round_pb2.SignedDescriptor(descriptor=self.encoded, signature=self.signature)
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptKeys:
+    """What an attempt is sealed with: hash of the server's key, fingerprints of the mixes' keys."""
+
+    server: bytes
+    mixes: tuple[bytes, ...]
+    token: bytes = b""
+
+
 def issue(
-    study: Study, round_number: int, silos: tuple[str, ...], query: bytes, key: SigningKey
+    study: Study,
+    round_number: int,
+    attempt: int,
+    silos: tuple[str, ...],
+    query: bytes,
+    keys: AttemptKeys,
+    sign_key: SigningKey,
 ) -> Descriptor:
-    """The signed descriptor of a round that waits for `silos` and asks `query`."""
+    """The signed descriptor of an attempt that asks `silos` the question `query`."""
     message = round_pb2.RoundDescriptor(
         version=VERSION,
         suite=SUITE,
         study=study.identity,
         round=round_number,
-        attempt=1,
+        attempt=attempt,
         dimension=study.task.dimension,
         minimum_batch=study.batching.minimum,
         deadline_ms=round(1000 * study.batching.deadline_s),
-        silos=sorted(silos),
+        silos=_bits(study, silos),
         query=sha256(query).digest(),
-        server_key=fingerprint(study.server.seal_key),
-        mix_keys=[fingerprint(mix.seal_key) for mix in study.mixes],
+        server_key=keys.server,
+        mix_keys=keys.mixes,
+        token_key=keys.token,
     )
     encoded = message.SerializeToString(deterministic=True)
     signed = round_pb2.SignedDescriptor(
-        descriptor=encoded, signature=key.sign("descriptor", encoded)
+        descriptor=encoded, signature=sign_key.sign("descriptor", encoded)
     )
     return check(signed, study)
 
@@ -84,22 +106,23 @@ def check(signed: round_pb2.SignedDescriptor, study: Study) -> Descriptor:
         raise RefusedDescriptor(str(error)) from error
     message = _parse(signed.descriptor)
     message.DiscardUnknownFields()  # then the encoding differs: what nobody defined is refused
-    roster = {silo.name for silo in study.silos}
+    silos = _names(study, message.silos)
     expected = {
         "encoding": message.SerializeToString(deterministic=True) == signed.descriptor,
         "version": message.version == VERSION,
         "suite": message.suite == SUITE,
         "study": message.study == study.identity,
         "round": 1 <= message.round <= study.rounds,
-        "attempt": message.attempt == 1,
+        "attempt": 1 <= message.attempt <= MOST_ATTEMPTS,
         "dimension": message.dimension == study.task.dimension,
         "minimum_batch": message.minimum_batch == study.batching.minimum,
         "deadline_ms": message.deadline_ms == round(1000 * study.batching.deadline_s),
-        "silos": list(message.silos) == sorted(set(message.silos)) and roster >= set(message.silos),
-        "enough silos": len(message.silos) >= study.batching.minimum,
+        "silos": _bits(study, silos) == message.silos,
+        "enough silos": len(silos) >= study.batching.minimum,
         "query": len(message.query) == 32,
-        "server_key": message.server_key == fingerprint(study.server.seal_key),
-        "mix_keys": list(message.mix_keys) == [fingerprint(mix.seal_key) for mix in study.mixes],
+        "server_key": len(message.server_key) == 32,
+        "mix_keys": [len(key) for key in message.mix_keys] == [32] * len(study.mixes),
+        "token_key": len(message.token_key) == (32 if study.batching.tokens else 0),
     }
     wrong = [name for name, agrees in expected.items() if not agrees]
     if wrong:
@@ -107,8 +130,12 @@ def check(signed: round_pb2.SignedDescriptor, study: Study) -> Descriptor:
     return Descriptor(
         study=study.identity,
         round=message.round,
-        silos=tuple(message.silos),
+        attempt=message.attempt,
+        silos=silos,
         query=message.query,
+        server_key=message.server_key,
+        mix_keys=tuple(message.mix_keys),
+        token_key=message.token_key,
         deadline_s=study.batching.deadline_s,
         minimum_batch=message.minimum_batch,
         encoded=signed.descriptor,
@@ -121,3 +148,19 @@ def _parse(encoded: bytes) -> round_pb2.RoundDescriptor:
         return round_pb2.RoundDescriptor.FromString(encoded)
     except DecodeError as error:
         raise RefusedDescriptor("not a round descriptor") from error
+
+
+def _bits(study: Study, silos: tuple[str, ...]) -> bytes:
+    """These silos as bits over the roster."""
+    asked = set(silos)
+    unknown = asked - {silo.name for silo in study.silos}
+    if unknown:
+        raise RefusedDescriptor(f"the study does not name {', '.join(sorted(unknown))}")
+    bits = sum(1 << place for place, silo in enumerate(study.silos) if silo.name in asked)
+    return bits.to_bytes((len(study.silos) + 7) // 8, "little")
+
+
+def _names(study: Study, bits: bytes) -> tuple[str, ...]:
+    """The silos of these bits, in the roster's order; bits beyond the roster name nobody."""
+    number = int.from_bytes(bits, "little")
+    return tuple(silo.name for place, silo in enumerate(study.silos) if number >> place & 1)

@@ -1,9 +1,9 @@
 """Keys of a party, each for one purpose, and the files they live in.
 
-sign: Ed25519, signs descriptors, reports, receipts and batches.
-seal: ML-KEM-768 + X25519, opens one layer of an onion.
+sign: Ed25519, signs everything that a party states; pinned by the study file.
+seal: ML-KEM-768 + X25519, opens one layer of an onion; made for one attempt of one round.
 node: EC P-384, a silo's key for Flower's node authentication.
-Private keys are files that only their owner can read; they are never printed.
+Private keys that last are files that only their owner can read; none is ever printed.
 """
 
 import os
@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM7
 from silomix_core.study import Mix, Server, Silo, Study
 
 _SEED_BYTES, _X25519_BYTES, _MLKEM_PUBLIC_BYTES = 64, 32, 1184
+SEAL_KEY_BYTES = _SEED_BYTES + _X25519_BYTES
+SEAL_PUBLIC_BYTES = _MLKEM_PUBLIC_BYTES + _X25519_BYTES
 
 
 class UnusableKey(ValueError):
@@ -53,14 +55,14 @@ class SigningKey:
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, purpose: str, *parts: bytes) -> bytes:
-        return self._key.sign(_signed_bytes(purpose, parts))
+        return self._key.sign(framed(purpose, *parts))
 
 
 def verify(public: bytes, signature: bytes, purpose: str, *parts: bytes) -> None:
     """Return if `signature` is `public`'s over exactly these parts for this purpose, else raise."""
     try:
         key = Ed25519PublicKey.from_public_bytes(public)
-        key.verify(signature, _signed_bytes(purpose, parts))
+        key.verify(signature, framed(purpose, *parts))
     except (InvalidSignature, ValueError) as error:
         raise ForgedSignature(f"the signature on this {purpose} is not valid") from error
 
@@ -69,56 +71,56 @@ def verify(public: bytes, signature: bytes, purpose: str, *parts: bytes) -> None
 class SealKey:
     """The private half of a sealing key; stored as ML-KEM seed ‖ X25519 scalar."""
 
+    _mlkem: MLKEM768PrivateKey = field(repr=False)
+    _x25519: X25519PrivateKey = field(repr=False)
     hpke: MLKEM768X25519PrivateKey = field(repr=False)
-    _raw: bytes = field(repr=False)
 
     @classmethod
     def generate(cls) -> "SealKey":
-        mlkem = MLKEM768PrivateKey.generate().private_bytes_raw()
-        return cls._from_raw(mlkem + X25519PrivateKey.generate().private_bytes_raw())
+        return cls._of(MLKEM768PrivateKey.generate(), X25519PrivateKey.generate())
 
     @classmethod
-    def load(cls, path: Path) -> "SealKey":
-        return cls._from_raw(read_secret(path, _SEED_BYTES + _X25519_BYTES))
+    def from_raw(cls, raw: bytes) -> "SealKey":
+        if len(raw) != SEAL_KEY_BYTES:
+            raise UnusableKey(f"a private sealing key has {SEAL_KEY_BYTES} bytes")
+        return cls._of(
+            MLKEM768PrivateKey.from_seed_bytes(raw[:_SEED_BYTES]),
+            X25519PrivateKey.from_private_bytes(raw[_SEED_BYTES:]),
+        )
 
     @classmethod
-    def _from_raw(cls, raw: bytes) -> "SealKey":
-        mlkem = MLKEM768PrivateKey.from_seed_bytes(raw[:_SEED_BYTES])
-        x25519 = X25519PrivateKey.from_private_bytes(raw[_SEED_BYTES:])
-        return cls(MLKEM768X25519PrivateKey(mlkem, x25519), raw)
+    def _of(cls, mlkem: MLKEM768PrivateKey, x25519: X25519PrivateKey) -> "SealKey":
+        return cls(mlkem, x25519, MLKEM768X25519PrivateKey(mlkem, x25519))
 
-    def save(self, path: Path) -> None:
-        write_secret(path, self._raw)
+    @property
+    def raw(self) -> bytes:
+        return self._mlkem.private_bytes_raw() + self._x25519.private_bytes_raw()
 
     @property
     def public(self) -> bytes:
-        mlkem = MLKEM768PrivateKey.from_seed_bytes(self._raw[:_SEED_BYTES]).public_key()
-        x25519 = X25519PrivateKey.from_private_bytes(self._raw[_SEED_BYTES:]).public_key()
+        mlkem, x25519 = self._mlkem.public_key(), self._x25519.public_key()
         return mlkem.public_bytes_raw() + x25519.public_bytes_raw()
 
 
 def sealing_public_key(raw: bytes) -> MLKEM768X25519PublicKey:
-    """The public key in a study file's bytes, after sealing to each half of it for a trial.
+    """The public key in these bytes.
 
-    An X25519 point of low order passes for a key until somebody seals to it; that must not
-    happen to a silo in the middle of a round.
+    An X25519 point of low order passes for a key until somebody seals to it: `onion.seal` says
+    so then, before anything was charged or sent.
     """
-    if len(raw) != _MLKEM_PUBLIC_BYTES + _X25519_BYTES:
-        raise UnusableKey("a sealing key has 1216 bytes")
-    mlkem = MLKEM768PublicKey.from_public_bytes(raw[:_MLKEM_PUBLIC_BYTES])
-    x25519 = X25519PublicKey.from_public_bytes(raw[_MLKEM_PUBLIC_BYTES:])
-    mlkem.encapsulate()
-    X25519PrivateKey.generate().exchange(x25519)
+    if len(raw) != SEAL_PUBLIC_BYTES:
+        raise UnusableKey(f"a sealing key has {SEAL_PUBLIC_BYTES} bytes")
+    try:
+        mlkem = MLKEM768PublicKey.from_public_bytes(raw[:_MLKEM_PUBLIC_BYTES])
+        x25519 = X25519PublicKey.from_public_bytes(raw[_MLKEM_PUBLIC_BYTES:])
+    except ValueError as error:
+        raise UnusableKey("a sealing key is not one") from error
     return MLKEM768X25519PublicKey(mlkem, x25519)
 
 
 def check_public_keys(study: Study) -> None:
     """UnusableKey if a key that the study lists is not one."""
-    parties: list[Mix | Server] = [*study.mixes, study.server]
-    for party in parties:
-        with _named(f"the sealing key of {party.name}"):
-            sealing_public_key(party.seal_key)
-    signers: list[Mix | Server | Silo] = [*parties, *study.silos]
+    signers: list[Mix | Server | Silo] = [*study.mixes, study.server, *study.silos]
     for signer in signers:
         with _named(f"the signing key of {signer.name}"):
             Ed25519PublicKey.from_public_bytes(signer.sign_key)
@@ -193,7 +195,12 @@ def read_secret(path: Path, length: int | None = None) -> bytes:
     return content
 
 
-def _signed_bytes(purpose: str, parts: tuple[bytes, ...]) -> bytes:
+def framed(purpose: str, *parts: bytes) -> bytes:
     """Purpose and parts, each part with its length: no two lists of parts give the same bytes."""
-    framed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-    return b"silomix/v1/" + purpose.encode("ascii") + b"\0" + framed
+    lengths = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return b"silomix/v1/" + purpose.encode("ascii") + b"\0" + lengths
+
+
+def number(value: int) -> bytes:
+    """A number as a part of what is signed."""
+    return value.to_bytes(4, "big")

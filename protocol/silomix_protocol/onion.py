@@ -1,60 +1,99 @@
-"""Onions: a report sealed to the server, then to each mix, the first mix outermost.
+"""Onions: a report sealed to the server, behind every mix's gate, then to every mix for its hop.
+
+    mix 0 ( mix 1 ( … gate 0 ( gate 1 ( … server ( token ‖ report ) ) ) ) )
 
 HPKE (RFC 9180) in base mode, suite MLKEM768-X25519 / HKDF-SHA256 / AES-128-GCM.  The `info` of
-every layer is label ‖ role ‖ hop ‖ D, so a layer opens only at the place and in the round that it
-was made for.  Sealing is randomized: the same report sealed twice gives different bytes, which is
-why a silo stores the sealed onion before it sends anything.
+every layer is label ‖ role ‖ hop ‖ D, so a layer opens only at the place and in the attempt that
+it was made for.  Sealing is randomized: the same report sealed twice gives different bytes, which
+is why a silo stores the sealed onion before it sends anything.  What is left after the last mix
+is the *gated* report: it opens only with the release keys of all mixes and the server's key.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from silomix_core.study import Study
+from silomix_proto import round_pb2
 
 from silomix_protocol.descriptor import RoundDigest
-from silomix_protocol.keys import SealKey, sealing_public_key
+from silomix_protocol.keys import SealKey, UnusableKey, sealing_public_key
 
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
-LAYER_BYTES = 1136  # encapsulated key (1088 + 32) and tag (16)
-SERVER_HOP = 0xFFFF
+ENCAPSULATED_BYTES = 1088 + 32
+LAYER_BYTES = ENCAPSULATED_BYTES + 16  # and the tag
 
 
 class UnopenableLayer(ValueError):
-    """The bytes are not a layer for this key, hop and round (one message for every cause)."""
+    """The bytes are not a layer for this key, place and round (one message for every cause)."""
 
 
-class Sealer:
-    """Seals reports for one study: its public keys are decoded once."""
+@dataclass(frozen=True, slots=True)
+class Onion:
+    """What a silo sends, and the SHA-256 of what is left of it: at each mix, then at the server."""
 
-    def __init__(self, study: Study) -> None:
-        self._server = sealing_public_key(study.server.seal_key)
-        self._mixes = [sealing_public_key(mix.seal_key) for mix in study.mixes]
+    sealed: bytes
+    trail: tuple[bytes, ...]
 
-    def seal(self, report: bytes, digest: RoundDigest) -> tuple[bytes, bytes]:
-        """The onion for the first mix, and its innermost layer (what the server will receive)."""
-        inner = onion = _SUITE.encrypt(report, self._server, _info(SERVER_HOP, digest))
-        for hop in reversed(range(len(self._mixes))):
-            onion = _SUITE.encrypt(onion, self._mixes[hop], _info(hop, digest))
-        return onion, inner
+
+def seal(
+    payload: bytes, server_key: bytes, mixes: Sequence[round_pb2.RoundKeys], digest: RoundDigest
+) -> Onion:
+    """The onion of a payload, for public keys that were checked against the descriptor."""
+    layers = [(mix.seal, _info(b"mix", hop, digest)) for hop, mix in enumerate(mixes)]
+    layers += [
+        (mix.release, _info(b"release", hop, digest))
+        for hop, mix in enumerate(mixes)
+        if mix.release
+    ]
+    layers.append((server_key, _info(b"server", 0, digest)))
+    sealed, trail = payload, []
+    for place, (key, info) in reversed(list(enumerate(layers))):
+        try:
+            sealed = _SUITE.encrypt(sealed, sealing_public_key(key), info)
+        except UnusableKey:
+            raise
+        except ValueError as error:
+            raise UnusableKey("a sealing key of this round is not one") from error
+        if place <= len(mixes):
+            trail.append(sha256(sealed).digest())
+    return Onion(sealed, tuple(reversed(trail)))
 
 
 def open_layer(layer: bytes, key: SealKey, hop: int, digest: RoundDigest) -> bytes:
-    """What is inside the layer for `hop` (0 is the first mix, `SERVER_HOP` the server)."""
-    try:
-        return _SUITE.decrypt(layer, key.hpke, _info(hop, digest))
-    except (InvalidTag, ValueError) as error:
-        raise UnopenableLayer("a layer could not be opened") from error
+    """What is inside the layer of the mix at `hop` (0 is the first)."""
+    return _open(layer, key, _info(b"mix", hop, digest))
 
 
-def onion_bytes(report_bytes: int, hop: int, mixes: int) -> int:
-    """Length of an onion when it arrives at `hop` of a chain of `mixes`."""
-    return report_bytes + LAYER_BYTES * (mixes - hop + 1)
+def open_gated(
+    gated: bytes, released: Sequence[SealKey], server_key: SealKey, digest: RoundDigest
+) -> bytes:
+    """The payload of a gated report: every mix's release key (none without a gate), then ours."""
+    for hop, key in enumerate(released):
+        gated = _open(gated, key, _info(b"release", hop, digest))
+    return _open(gated, server_key, _info(b"server", 0, digest))
+
+
+def onion_bytes(payload_bytes: int, study: Study, hop: int) -> int:
+    """Length of an onion when it arrives at `hop`; after the last mix, of a gated report."""
+    mixes = len(study.mixes)
+    gates = mixes if study.batching.gate else 0
+    return payload_bytes + LAYER_BYTES * (1 + gates + mixes - hop)
 
 
 def encapsulated_key(layer: bytes) -> bytes:
     """The part of a layer that no two honest layers share: equal ones are duplicates."""
-    return layer[: 1088 + 32]
+    return layer[:ENCAPSULATED_BYTES]
 
 
-def _info(hop: int, digest: RoundDigest) -> bytes:
-    role = b"server" if hop == SERVER_HOP else b"mix"
+def _open(layer: bytes, key: SealKey, info: bytes) -> bytes:
+    try:
+        return _SUITE.decrypt(layer, key.hpke, info)
+    except (InvalidTag, ValueError) as error:
+        raise UnopenableLayer("a layer could not be opened") from error
+
+
+def _info(role: bytes, hop: int, digest: RoundDigest) -> bytes:
     return b"silomix/v1/onion\0" + role + b"\0" + hop.to_bytes(2, "big") + digest

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 else:
     ServerContext = grpc.aio.ServicerContext
 
-CHUNK_BYTES = 2**20
+CHUNK_BYTES = 2**20  # of a batch or a query
+SUBMIT_BYTES = 2**18  # of a report on its way to the first mix, which has many of them at once
 _OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK_BYTES + 64 * 1024),
     ("grpc.max_send_message_length", CHUNK_BYTES + 64 * 1024),
@@ -29,9 +30,13 @@ _OPTIONS = [
 ]
 _SERVER_OPTIONS = [
     *_OPTIONS,
+    # A window of fixed size for every stream: probing lets a hundred senders fill the memory.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", SUBMIT_BYTES // 2),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 64),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection without a certificate ends here
     ("grpc.compression_enabled_algorithms_bitset", 1),  # identity only: nothing is decompressed
 ]
 
@@ -70,7 +75,7 @@ class Identity:
             *_OPTIONS,
             ("grpc.ssl_target_name_override", party),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 5_000),  # also how long a connection may take
             ("grpc.max_reconnect_backoff_ms", 2_000),
         ]
         return grpc.aio.secure_channel(address, credentials, options=options)

@@ -10,8 +10,8 @@
     wait_for_silos_s = 60.0
     holdout = "holdout.csv"              # optional, public data to show progress on
 
-Relative paths start at the file's folder, which also holds ca.crt, tls.crt, tls.key, sign.key,
-seal.key and, in state/, everything that the server keeps.
+Relative paths start at the file's folder, which also holds ca.crt, tls.crt, tls.key, sign.key
+and, in state/, everything that the server keeps.
 """
 
 from dataclasses import dataclass

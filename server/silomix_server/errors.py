@@ -1,4 +1,4 @@
-"""What stops a study."""
+"""What stops a study, an attempt of a round, or a silo's stream."""
 
 
 class ServerError(Exception):
@@ -15,3 +15,19 @@ class StudyFailed(ServerError):
 
 class StartFailed(ServerError):
     """A process of the server did not come up, or the run could not be started."""
+
+
+class MixFailed(ServerError):
+    """A mix did not answer, refused, or answered with something else; the message names it."""
+
+
+class BatchAborted(ServerError):
+    """A mix stated that it forwarded nothing, and why."""
+
+
+class BatchBroken(ServerError):
+    """A batch came, but not the reports that its mixes stated: it is never asked for again."""
+
+
+class UnwelcomeFrame(ServerError):
+    """A silo said something that the round channel has no use for."""

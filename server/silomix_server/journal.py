@@ -2,7 +2,8 @@
 
 A restarted coordinator replays the recorded sums through the algorithm (a deterministic
 generator) and goes on with the next round number.  A round that was opened but not closed when
-the process died counts as void: it is never asked again.
+the process died counts as void: it is never asked again.  The exception is a round that is
+*withdrawn*, since no silo ever heard of it: its number is used again, for a further attempt.
 """
 
 import sqlite3
@@ -11,12 +12,17 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from silomix_protocol.descriptor import RoundDigest
+from silomix_proto import round_pb2
+from silomix_protocol.descriptor import Descriptor
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, digest BLOB NOT NULL, reports INTEGER NOT NULL DEFAULT 0, total BLOB
-)
+    round INTEGER PRIMARY KEY, reports INTEGER NOT NULL DEFAULT 0, total BLOB
+);
+CREATE TABLE IF NOT EXISTS attempts (
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, digest BLOB NOT NULL,
+    descriptor BLOB NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (round, attempt)
+) WITHOUT ROWID;
 """
 
 
@@ -33,7 +39,7 @@ class Journal:
         self._database = sqlite3.connect(path, isolation_level=None)
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute(_SCHEMA)
+        self._database.executescript(_SCHEMA)
 
     def rounds(self) -> list[ClosedRound]:
         """Every round so far, in order."""
@@ -43,17 +49,36 @@ class Journal:
             for reports, total in rows
         ]
 
-    def opened(self, round_number: int, digest: RoundDigest) -> None:
-        """Durable before the first silo hears of the round."""
-        self._database.execute(
-            "INSERT INTO rounds (round, digest) VALUES (?, ?)", (round_number, digest)
+    def attempts(self, round_number: int) -> list[round_pb2.SignedDescriptor]:
+        """The descriptors of a round so far, first attempt first."""
+        rows = self._database.execute(
+            "SELECT descriptor, signature FROM attempts WHERE round = ? ORDER BY attempt",
+            (round_number,),
         )
+        return [
+            round_pb2.SignedDescriptor(descriptor=encoded, signature=signature)
+            for encoded, signature in rows
+        ]
+
+    def opened(self, descriptor: Descriptor) -> None:
+        """Durable before a mix or a silo hears of the attempt."""
+        number, attempt = descriptor.round, descriptor.attempt
+        signed = descriptor.digest, descriptor.encoded, descriptor.signature
+        self._database.execute("BEGIN IMMEDIATE")
+        self._database.execute("INSERT OR IGNORE INTO rounds (round) VALUES (?)", (number,))
+        self._database.execute(
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", (number, attempt, *signed)
+        )
+        self._database.execute("COMMIT")
+
+    def withdrawn(self, round_number: int) -> None:
+        """No silo was asked in this round, whatever its attempts."""
+        self._database.execute("DELETE FROM rounds WHERE round = ?", (round_number,))
 
     def closed(self, round_number: int, result: ClosedRound) -> None:
         total = None if result.total is None else result.total.astype("<i8").tobytes()
         self._database.execute(
-            "UPDATE rounds SET reports = ?, total = ? WHERE round = ?",
-            (result.reports, total, round_number),
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (round_number, result.reports, total)
         )
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from silomix_protocol import logs
-from silomix_protocol.keys import SealKey, SigningKey, write_secret
+from silomix_protocol.keys import SigningKey, write_secret
 from silomix_protocol.tls import Identity
 
 from silomix_server.children import end, spawn
@@ -45,7 +45,6 @@ def _check_before_start(config: ServerConfig) -> None:
     """Find now what would otherwise end a child process later."""
     Identity.load(config.name, config.folder)
     SigningKey.load(config.folder / "sign.key")
-    SealKey.load(config.folder / "seal.key")
     for address in (config.fleet_listen, config.channel_listen, config.control_listen):
         host, port = split_address(address)
         try:

@@ -1,97 +1,166 @@
 """The batch of one round at one mix, as a state machine without I/O.
 
-OPEN, reports are admitted one per silo and opened; CLOSING after the deadline, those admitted are
-still opened; then RELEASED, permuted, exactly once: complete,
-or at the deadline with at least the minimum; or ABORTED below the minimum, everything deleted.
-A report never moves to another batch.
+    OPEN ──────► SEALED ──────► FORWARDED ──────► RELEASED ──────► PURGED
+      │            │                │                                ▲
+      └──► ABORTED ◄                └────────────────────────────────┤
+              └──────────────────────────────────────────────────────┘
+
+OPEN: reports are admitted, one per silo, or come as the previous mix's batch.  SEALED: complete,
+or at its deadline with at least the minimum; its order is drawn and nobody is admitted any more.
+FORWARDED: its first byte may have left, so that it can never be abandoned.  RELEASED: the mix gave
+its release key away.  ABORTED: below the minimum or abandoned; nothing left and nothing will.
+PURGED: bodies and keys are gone, what happened is remembered.  A report never moves to another
+batch.  What a step changes is on disk before anybody hears of it: see `store`.
 """
 
 from collections.abc import Callable, MutableSequence
-from enum import Enum, auto
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from silomix_protocol.batches import Batch, Counts
 from silomix_protocol.descriptor import Descriptor
 
-from silomix_shuffler.errors import ReplayedReport, WrongRound, WrongSender
+from silomix_shuffler.errors import GateClosed, ReplayedReport, WrongRound, WrongSender
 
 Shuffle = Callable[[MutableSequence[Any]], None]
 
 
 class State(Enum):
-    OPEN = auto()
-    CLOSING = auto()
-    RELEASED = auto()
-    ABORTED = auto()
+    OPEN = "open"
+    SEALED = "sealed"
+    FORWARDED = "forwarded"
+    RELEASED = "released"
+    ABORTED = "aborted"
+    PURGED = "purged"
 
 
-class OpenBatch:
-    """Reports of one round on their way through this mix."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a batch was closed: which slots go out, in which order; `aborted` says why none do."""
 
-    def __init__(self, descriptor: Descriptor) -> None:
-        self.descriptor = descriptor
-        self.state = State.OPEN
-        self._admitted: dict[str, bytes] = {}  # silo → SHA-256 of its onion (first mix only)
-        self._seen: set[bytes] = set()  # encapsulated keys: equal ones are duplicates
-        self._opened: list[bytes] = []
-        self._received = 0
+    received: int
+    sequence: tuple[int, ...]
+    outputs: tuple[bytes, ...]
+    aborted: str = ""
 
     @property
-    def _finished(self) -> bool:
-        return self.state in (State.RELEASED, State.ABORTED)
+    def dropped(self) -> int:
+        return self.received - len(self.sequence)
 
-    def admit(self, silo: str, onion_digest: bytes) -> bool:
+
+@dataclass(slots=True)
+class Batch:
+    """Reports of one round on their way through this mix."""
+
+    descriptor: Descriptor
+    state: State = State.OPEN
+    admitted: dict[str, bytes] = field(default_factory=dict)  # silo → SHA-256(onion), first mix
+    committed: bytes = b""  # SHA-256 of the one list that this mix gave its word for
+    _closing: bool = False
+    _received: int = 0
+    _slots: dict[bytes, int] = field(default_factory=dict)  # SHA-256 of an opened report → slot
+
+    # Reports in ---------------------------------------------------------------------------------
+
+    def admit(self, silo: str, onion: bytes) -> bool:
         """Take note of a silo's report; False if the very same one is already here."""
         if silo not in self.descriptor.silos:
             raise WrongSender("this round does not expect a report from you")
-        known = self._admitted.get(silo)
-        if known == onion_digest:
+        known = self.admitted.get(silo)
+        if known == onion:
             return False
         if known is not None:
             raise ReplayedReport("you already sent another report for this round")
-        if self.state is not State.OPEN:
+        if self.state is not State.OPEN or self._closing:
             raise WrongRound("the batch of this round is closed")
-        self._admitted[silo] = onion_digest
+        self.admitted[silo] = onion
         return True
 
-    def add(self, encapsulated_key: bytes, opened: bytes | None) -> None:
-        """Put an opened layer into the batch; None, or a repeated key, counts as dropped."""
-        if self._finished:
-            return
+    def withdraw(self, silo: str) -> None:
+        """The silo's report could not be kept: as if it had never come."""
+        del self.admitted[silo]
+
+    def add(self, slot: int, output: bytes | None) -> bool:
+        """Count an opened report; None, or one that is here already, counts as dropped (False)."""
         self._received += 1
-        if opened is not None and encapsulated_key not in self._seen:
-            self._opened.append(opened)
-        self._seen.add(encapsulated_key)
+        if output is None or output in self._slots:
+            return False
+        self._slots[output] = slot
+        return True
 
     def close(self) -> None:
         """The deadline has passed: admit nobody any more, finish opening what was admitted."""
-        if self.state is State.OPEN:
-            self.state = State.CLOSING
+        self._closing = True
 
     def complete(self, gone: frozenset[str]) -> bool:
-        """Whether it is time to release: every admitted report is opened, and nobody is left to
-        wait for (a silo in `gone` only while the minimum is not reached)."""
-        if self._finished or self._received != len(self._admitted):
+        """Whether it is time to seal: every admitted report is opened, and nobody is left to wait
+        for (a silo in `gone` only while the minimum is not reached)."""
+        if self.state is not State.OPEN or self._received != len(self.admitted):
             return False
-        if self.state is State.CLOSING:
+        if self._closing:
             return True
-        enough = len(self._opened) >= self.descriptor.minimum_batch
+        enough = len(self._slots) >= self.descriptor.minimum_batch
         return not self.missing() - (gone if enough else frozenset())
 
     def missing(self) -> frozenset[str]:
         """Silos that the round waits for and that sent nothing."""
-        return frozenset(self.descriptor.silos) - frozenset(self._admitted)
+        return frozenset(self.descriptor.silos) - frozenset(self.admitted)
 
-    def release(self, shuffle: Shuffle) -> Batch:
-        """Close the batch: its reports in random order, or none below the minimum."""
-        if self._finished:
-            raise WrongRound("the batch of this round is closed")
-        reports, self._opened, self._seen = self._opened, [], set()
-        dropped = self._received - len(reports)
-        if len(reports) < self.descriptor.minimum_batch:
+    # Steps --------------------------------------------------------------------------------------
+
+    def seal(self, shuffle: Shuffle) -> Outcome:
+        """Close the batch: its slots in random order, or none below the minimum."""
+        self._step({State.OPEN}, State.SEALED, "the batch of this round is closed")
+        entries = list(self._slots.items())
+        minimum = self.descriptor.minimum_batch
+        if len(entries) < minimum:
             self.state = State.ABORTED
-            reason = f"{len(reports)} valid reports, {self.descriptor.minimum_batch} needed"
-            return Batch(self.descriptor, (), Counts(self._received, 0, dropped), reason)
+            reason = f"{len(entries)} valid reports, {minimum} needed"
+            return Outcome(self._received, (), (), reason)
+        shuffle(entries)
+        outputs, slots = zip(*entries, strict=True)
+        return Outcome(self._received, slots, outputs)
+
+    def abort(self) -> None:
+        """Nothing left this mix and nothing will; said again, it changes nothing."""
+        over = "the batch of this round may have been forwarded"
+        self._step({State.OPEN, State.SEALED, State.ABORTED}, State.ABORTED, over)
+
+    def forward(self) -> None:
+        """From now on the batch may be known to the next one in the chain."""
+        allowed = {State.SEALED, State.FORWARDED, State.RELEASED}
+        if self.state not in allowed:
+            raise WrongRound("this round has no batch to forward")
+        if self.state is State.SEALED:
+            self.state = State.FORWARDED
+
+    def commit(self, list_hash: bytes) -> None:
+        """Stand by one list of what came out of the chain; by another one never."""
+        if self.state not in (State.FORWARDED, State.RELEASED):
+            raise WrongRound("this round has no batch that could be committed to")
+        if self.committed not in (b"", list_hash):
+            raise WrongRound("another list of this round was committed to")
+        self.committed = list_hash
+
+    def release(self, list_hash: bytes, confirmed: frozenset[str]) -> None:
+        """Open the gate, if enough silos of the round confirmed the committed list."""
+        if self.state not in (State.FORWARDED, State.RELEASED):
+            raise WrongRound("this round has no batch that could be released")
+        if list_hash != self.committed:
+            raise WrongRound("this is not the list that was committed to")
+        valid = confirmed & frozenset(self.descriptor.silos)
+        if len(valid) < self.descriptor.minimum_batch:
+            raise GateClosed(
+                f"{len(valid)} silos confirmed the list, {self.descriptor.minimum_batch} needed"
+            )
         self.state = State.RELEASED
-        shuffle(reports)
-        return Batch(self.descriptor, tuple(reports), Counts(self._received, len(reports), dropped))
+
+    def purge(self) -> None:
+        """Forget everything but that the round was."""
+        self.state = State.PURGED
+        self.admitted, self._slots = {}, {}
+
+    def _step(self, allowed: set[State], target: State, otherwise: str) -> None:
+        if self.state not in allowed:
+            raise WrongRound(otherwise)
+        self.state = target

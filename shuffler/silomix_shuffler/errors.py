@@ -19,3 +19,19 @@ class ReplayedReport(Refused):
 
 class WrongLength(Refused):
     """A report has not the one length that all reports of the round have."""
+
+
+class SecondBatch(Refused):
+    """The previous mix sent another batch for a round whose batch was already taken."""
+
+
+class GateClosed(Refused):
+    """Too few silos confirmed that their reports are in the batch."""
+
+
+class NoRoom(Refused):
+    """The disk, or what this mix may use of it, is full."""
+
+
+class TooMuch(Refused):
+    """The caller asks for more than its share."""

@@ -1,45 +1,46 @@
-"""The open rounds of a mix: opened once, released once, passed on to the next in the chain.
+"""The open rounds of a mix: opened once, sealed once, handed on, released, purged.
 
 Stands between the RPC edge (`service`) and the batch of each round (`batch`, without I/O): timers,
-background work, the register of opened rounds and the connection to the next mix live here.
+background work and the order of steps live here.  A step is on disk (`disk`, `store`) before
+anybody hears of it.
 """
 
 import asyncio
-import random
-import secrets
-from dataclasses import dataclass, field
+import shutil
+import sqlite3
+from hashlib import sha256
 
-import grpc
-import grpc.aio
+from silomix_core.report import report_bytes
 from silomix_core.study import Study, StudyId
-from silomix_proto import mix_pb2_grpc, round_pb2
+from silomix_proto import mix_pb2, round_pb2
 from silomix_protocol import logs
-from silomix_protocol.batches import Batch, chain_wait_s, frames
-from silomix_protocol.descriptor import Descriptor, RoundDigest, study_of
-from silomix_protocol.keys import SealKey, SigningKey
-from silomix_protocol.onion import UnopenableLayer, encapsulated_key, open_layer
+from silomix_protocol.batches import IncomingBatch, chain_wait_s
+from silomix_protocol.descriptor import Descriptor, RoundDigest, check, study_of
+from silomix_protocol.keys import ForgedSignature, SealKey, SigningKey
+from silomix_protocol.roundkeys import LONGEST_STRETCH, fingerprint, sign_list
+from silomix_protocol.statements import check_confirmation, sign_abandonment, sign_commitment
 from silomix_protocol.tls import Identity
+from silomix_protocol.tokens import payload_bytes
 
 from silomix_shuffler.attendance import Attendance
-from silomix_shuffler.batch import OpenBatch, State
-from silomix_shuffler.errors import WrongRound, WrongSender
-from silomix_shuffler.register import RoundRegister
+from silomix_shuffler.batch import Batch, State
+from silomix_shuffler.config import Limits
+from silomix_shuffler.delivery import Delivery
+from silomix_shuffler.disk import Disk
+from silomix_shuffler.errors import NoRoom, Refused, SecondBatch, TooMuch, WrongRound, WrongSender
+from silomix_shuffler.intake import Intake
+from silomix_shuffler.metrics import Metrics
+from silomix_shuffler.round import Round, place
+from silomix_shuffler.sealing import Sealing
+from silomix_shuffler.store import SavedRound
+from silomix_shuffler.tasks import Tasks
+from silomix_shuffler.upload import Upload
 
 _STREAMS_PER_STUDY = 2  # of one silo: a new one may come before the old one is known to be broken
-_FORWARD_TRIES = 4
-_FORWARD_TIMEOUT_S = 60.0
-_ROUNDS_REMEMBERED = 4
-_OPEN_ROUNDS = 16  # of one study at once; a coordinator that behaves has one or two
-
-
-@dataclass(slots=True)
-class Round:
-    """One open round with what the event loop needs around its batch."""
-
-    study: Study
-    batch: OpenBatch
-    outcome: asyncio.Future[Batch] = field(default_factory=asyncio.Future)
-    deadline: asyncio.TimerHandle | None = None
+_UNUSED_KEYS_S = 86_400.0  # how long keys wait for their round
+_KEYS_AT_HAND = 4 * LONGEST_STRETCH
+_FEW = 32  # signatures that are checked at once, without a thread of their own
+_ROUNDS_KEPT = 2  # finished ones of a study, for questions that come again
 
 
 class Rounds:
@@ -50,174 +51,363 @@ class Rounds:
         identity: Identity,
         studies: tuple[Study, ...],
         sign_key: SigningKey,
-        seal_key: SealKey,
-        register: RoundRegister,
+        disk: Disk,
+        metrics: Metrics,
+        limits: Limits,
         grace_s: float,
     ) -> None:
-        self._identity = identity
+        self.name = identity.name
+        self.limits = limits
         self._studies: dict[StudyId, Study] = {study.identity: study for study in studies}
-        self._sign_key, self._seal_key = sign_key, seal_key
-        self._register = register
+        self._payload = {
+            study.identity: payload_bytes(study, report_bytes(study.mechanism()))
+            for study in studies
+        }
+        self._sign_key = sign_key
+        self._disk, self._store = disk, disk.store
         self._grace_s = grace_s
         self._rounds: dict[RoundDigest, Round] = {}
+        self._at_hand: dict[tuple[StudyId, int, int], tuple[SealKey, SealKey | None, bytes]] = {}
+        self._opening: dict[RoundDigest, asyncio.Task[Round]] = {}
         self._attendance = Attendance()
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._shuffle = secrets.SystemRandom().shuffle
+        self._intake = Intake(disk, metrics)
+        self.delivery = Delivery(identity, disk, metrics)
+        self._tasks = Tasks()
+        self.sealing = Sealing(sign_key, disk, self.delivery, metrics, self._tasks)
+        self._sweeper: asyncio.TimerHandle | None = None
+        metrics.rounds_open.set_function(self._open_rounds)
+        metrics.body_bytes.set_function(self._body_bytes)
 
     # Studies and rounds -------------------------------------------------------------------------
 
-    def study(self, signed: round_pb2.SignedDescriptor) -> Study:
-        study = self._studies.get(study_of(signed))
+    def study(self, identity: bytes) -> Study:
+        study = self._studies.get(StudyId(identity))
         if study is None:
             raise WrongRound("this mix does not serve that study")
         return study
 
-    def hop(self, study: Study) -> int:
-        return [mix.name for mix in study.mixes].index(self._identity.name)
-
-    def open(self, study: Study, descriptor: Descriptor) -> Round:
-        """The open round of this descriptor, made on first sight and bound to it for good."""
-        current = self._rounds.get(descriptor.digest)
-        if current is not None:
-            return current
-        pending = [entry for entry in self._rounds.values() if not entry.outcome.done()]
-        if sum(entry.study is study for entry in pending) >= _OPEN_ROUNDS:
-            raise WrongRound("too many rounds of this study are open")
-        if not self._register.open(descriptor):
-            raise WrongRound("this round is over")
-        current = Round(study, OpenBatch(descriptor))
-        # The first mix counts from the first report; the others may hear of the round earlier.
-        hop = self.hop(study)
-        wait_s = descriptor.deadline_s if hop == 0 else chain_wait_s(descriptor.deadline_s, hop)
-        loop = asyncio.get_running_loop()
-        current.deadline = loop.call_later(wait_s, self._at_deadline, current)
-        self._rounds[descriptor.digest] = current
-        self._forget_old_rounds(study)
-        logs.event("round_opened", round=descriptor.round, waits_for=len(descriptor.silos))
+    def round(self, digest: bytes) -> Round:
+        current = self._rounds.get(RoundDigest(digest))
+        if current is None:
+            raise WrongRound("no such round is open here")
         return current
 
-    def _forget_old_rounds(self, study: Study) -> None:
-        """Keep a few finished rounds for late readers; `register` remembers all of them."""
-        mine = [entry for entry in self._rounds.values() if entry.study is study]
-        for old in mine[:-_ROUNDS_REMEMBERED]:
-            if old.outcome.done():
-                del self._rounds[old.batch.descriptor.digest]
+    async def prepare(self, request: mix_pb2.PrepareRequest) -> mix_pb2.PreparedRounds:
+        """Keys for rounds to come, made once, and this mix's word for them."""
+        study = self.study(request.study)
+        rounds = range(request.first_round, request.first_round + request.rounds)
+        made = await self._disk.do(
+            self._store.prepare,
+            study.identity,
+            request.attempt,
+            rounds,
+            gate=study.batching.gate,
+        )
+        keys = [_public(*each) for each in made]
+        for number, each, public in zip(rounds, made, keys, strict=True):
+            self._at_hand[study.identity, number, request.attempt] = (*each, fingerprint(public))
+        while len(self._at_hand) > _KEYS_AT_HAND:
+            del self._at_hand[next(iter(self._at_hand))]
+        listed = sign_list(study, request.attempt, request.first_round, keys, self._sign_key)
+        return mix_pb2.PreparedRounds(list=listed, keys=keys)
 
-    # Reports in -----------------------------------------------------------------------------------
+    async def open(self, signed: round_pb2.SignedDescriptor) -> Round:
+        """The open round of this descriptor, made on first sight and bound to it for good."""
+        study = self.study(study_of(signed))
+        descriptor = check(signed, study)
+        known = self._rounds.get(descriptor.digest)
+        if known is not None:
+            if known.batch.state in (State.ABORTED, State.PURGED):
+                raise WrongRound("this round is over")
+            return known
+        task = self._opening.get(descriptor.digest)
+        if task is None:
+            task = self._tasks.start(self._open(study, descriptor))
+            self._opening[descriptor.digest] = task
+            task.add_done_callback(lambda _: self._opening.pop(descriptor.digest, None))
+        return await asyncio.shield(task)
 
-    def admit(self, current: Round, silo: str, onion: bytes, digest: bytes) -> None:
-        """Take a silo's report into the round; the same one again changes nothing."""
-        if current.batch.admit(silo, digest):
-            self._attendance.answered(current.study.identity, silo)
-            self._start(self._add(current, onion))
-
-    def take(self, current: Round, received: Batch) -> None:
-        """Take the previous mix's batch; it goes its way even if the sender hangs up."""
-        self.check_untaken(current)
-        self._cancel_deadline(current)
-        self._start(self._mix(current, received))
-
-    def check_untaken(self, current: Round) -> None:
-        if current.batch.state is not State.OPEN or current.deadline is None:
-            raise WrongRound("a batch for this round was already taken")
-
-    async def _add(self, current: Round, onion: bytes) -> None:
-        opened = await self._opened(current, onion)
-        current.batch.add(encapsulated_key(onion), opened)
-        self._release_if_complete(current)
-
-    async def _mix(self, current: Round, received: Batch) -> None:
-        """Open, permute and pass on a batch of the previous mix."""
-        if received.aborted:
-            current.batch.release(self._shuffle)
-            await self._pass_on(current, received)
-            return
-        for onion in received.reports:
-            current.batch.add(encapsulated_key(onion), await self._opened(current, onion))
-        await self._pass_on(current, current.batch.release(self._shuffle))
-
-    async def _opened(self, current: Round, onion: bytes) -> bytes | None:
-        """One layer less, or None for what is not a layer of ours."""
-        hop, digest = self.hop(current.study), current.batch.descriptor.digest
+    async def _open(self, study: Study, descriptor: Descriptor) -> Round:
+        busy = [each for each in self._rounds.values() if each.study is study and not each.finished]
+        if len(busy) >= self.limits.open_rounds:
+            raise TooMuch("too many rounds of this study are open")
+        current = self._make(study, Batch(descriptor))
         try:
-            if len(onion) < 2**16:
-                return open_layer(onion, self._seal_key, hop, digest)
-            return await asyncio.to_thread(open_layer, onion, self._seal_key, hop, digest)
-        except UnopenableLayer:
-            return None
-        except Exception as error:  # an admitted report is counted, whatever happens to it
-            logs.warning("layer_failed", error=type(error).__name__)
-            return None
+            self._check_room(current)
+            current.seal_key, current.release_key = await self._disk.do(self._bind, current)
+        except BaseException:
+            current.spool.delete()
+            raise
+        self._rounds[descriptor.digest] = current
+        current.arm(chain_wait_s(descriptor.deadline_s, current.hop), self._at_deadline)
+        logs.event("round_opened", round=descriptor.round, attempt=descriptor.attempt)
+        if not current.last:
+            self.delivery.ready(current)  # connect before there is something to send
+        self._tasks.start(self._purge_old(study))
+        return current
 
-    # Batches out ----------------------------------------------------------------------------------
+    def _bind(self, current: Round) -> tuple[SealKey, SealKey | None]:
+        """Bind the attempt to its descriptor for good; our keys, which it names.
 
-    def _release_if_complete(self, current: Round) -> None:
-        number = current.batch.descriptor.round
-        gone = self._attendance.gone(current.study.identity, number)
+        On the writing thread, in one go.
+        """
+        descriptor = current.batch.descriptor
+        if self._store.known(descriptor.digest) is not None:
+            raise WrongRound("this round is over")
+        seal_key, release_key, own = self._keys(descriptor)
+        if seal_key is None or own != descriptor.mix_keys[current.hop]:
+            raise WrongRound("this mix has no such keys for the round; ask it for keys again")
+        self._store.open(descriptor, seal_key)
+        return seal_key, release_key
+
+    def _keys(self, descriptor: Descriptor) -> tuple[SealKey | None, SealKey | None, bytes]:
+        """Seal and release key of an attempt and their fingerprint; the store has the last word."""
+        place = descriptor.study, descriptor.round, descriptor.attempt
+        known = self._at_hand.pop(place, None)
+        if known is not None:
+            return known
+        seal_key, release_key = self._store.keys(descriptor)
+        own = b"" if seal_key is None else fingerprint(_public(seal_key, release_key))
+        return seal_key, release_key, own
+
+    def _make(self, study: Study, batch: Batch) -> Round:
+        path = self._store.body(batch.descriptor.digest)
+        hop = place(study, self.name)
+        return Round.of(study, hop, batch, self._payload[study.identity], path)
+
+    def _check_room(self, wanted: Round) -> None:
+        taken = self._body_bytes()
+        free = shutil.disk_usage(self._store.bodies).free
+        if (
+            taken + wanted.body_bytes > self.limits.disk_bytes
+            or free - wanted.body_bytes < self.limits.free_disk_bytes
+        ):
+            logs.warning("no_room", free_mb=free // 10**6, taken_mb=taken // 10**6)
+            raise NoRoom("this mix has no room on its disk for another batch")
+
+    # Reports from silos (first mix) ---------------------------------------------------------------
+
+    async def admit(self, current: Round, silo: str, upload: Upload) -> None:
+        """Take a silo's report into the round, durably; the same one again changes nothing.
+
+        The upload is ours from here on.
+        """
+        try:
+            fresh = current.batch.admit(silo, upload.digest)
+        except Refused:
+            upload.close()
+            raise
+        if fresh:
+            if len(current.batch.admitted) == 1:
+                current.arm(current.batch.descriptor.deadline_s, self._at_deadline)
+            current.keeping[silo] = self._tasks.start(self._keep(current, silo, upload))
+        else:
+            upload.close()
+        if silo in current.keeping:  # goes on even if the silo hangs up
+            await asyncio.shield(current.keeping[silo])
+
+    async def _keep(self, current: Round, silo: str, upload: Upload) -> None:
+        try:
+            await self._intake.keep(current, silo, upload)
+            self._attendance.answered(current.study.identity, silo)
+        finally:
+            del current.keeping[silo]
+            self._seal_if_complete(current)  # also without it: the deadline may have passed
+
+    # A batch from the previous mix ----------------------------------------------------------------
+
+    def serves_with(self, mix: str) -> bool:
+        """Whether a study here has that mix in its chain."""
+        return any(mix == each.name for study in self._studies.values() for each in study.mixes)
+
+    async def take(self, current: Round, incoming: IncomingBatch) -> None:
+        """Take the previous mix's batch; the same one again changes nothing."""
+        async with current.taking:
+            if current.batch.state is State.OPEN:
+                await self._take(current, incoming)
+                return
+        async for _ in incoming.reports():  # its sender hears us only when it is done
+            pass
+        await current.closed.wait()  # it may be on its way to the disk
+        self._check_same(current, incoming)
+
+    async def _take(self, current: Round, incoming: IncomingBatch) -> None:
+        if incoming.aborted:
+            closing = self.sealing.pass_abort_on(current, incoming)
+        else:
+            entries = await self._intake.open_all(current, incoming)
+            if current.batch.state is not State.OPEN:
+                current.spool.delete()
+                raise WrongRound("this round was aborted here")
+            for kept in entries:
+                self._intake.count(kept=current.batch.add(kept.slot, kept.output))
+            closing = self.sealing.seal(current, incoming.chain, entries)
+        await asyncio.shield(self._tasks.start(closing))  # even if the previous mix hangs up
+
+    def _check_same(self, current: Round, incoming: IncomingBatch) -> None:
+        if not current.chain:
+            raise WrongRound("this round was aborted here")
+        taken = [each.output for each in current.chain[: current.hop]]
+        if taken != [each.output for each in incoming.chain]:
+            logs.warning("second_batch", round=current.batch.descriptor.round)
+            raise SecondBatch("another batch for this round was already taken")
+
+    # Sealing -------------------------------------------------------------------------------------
+
+    def _seal_if_complete(self, current: Round) -> None:
+        gone = self._attendance.gone(current.study.identity, current.batch.descriptor.round)
         if current.batch.complete(gone):
-            self._release(current)
+            current.batch.close()  # nobody is admitted between this and the sealing
+            self._tasks.start(self.sealing.seal(current))
 
     def _at_deadline(self, current: Round) -> None:
-        if current.batch.state is State.OPEN:
-            logs.warning("round_deadline", round=current.batch.descriptor.round)
-            if self.hop(current.study) == 0:
-                for silo in current.batch.missing():
-                    self._attendance.missed(
-                        current.study.identity, silo, current.batch.descriptor.round
-                    )
-            current.batch.close()
-            self._release_if_complete(current)
+        if current.batch.state is not State.OPEN:
+            return
+        number = current.batch.descriptor.round
+        logs.warning("round_deadline", round=number)
+        if current.hop:
+            if current.taking.locked() and not current.extended:  # its batch is just coming
+                current.extended = True
+                current.arm(current.batch.descriptor.deadline_s, self._at_deadline)
+            else:
+                self._tasks.start(self._abort(current, "no batch came in time"))
+            return
+        for silo in current.batch.missing():
+            self._attendance.missed(current.study.identity, silo, number)
+        current.batch.close()
+        self._seal_if_complete(current)
 
-    def _release(self, current: Round) -> None:
-        self._cancel_deadline(current)
-        self._start(self._pass_on(current, current.batch.release(self._shuffle)))
+    # Abandoning, releasing, purging --------------------------------------------------------------
 
-    def _cancel_deadline(self, current: Round) -> None:
-        if current.deadline is not None:
-            current.deadline.cancel()
-            current.deadline = None
+    async def abandon(self, signed: round_pb2.SignedDescriptor) -> round_pb2.Abandonment:
+        """This mix's word that it forwarded nothing for D and never will, if that is so."""
+        study = self.study(study_of(signed))
+        descriptor = check(signed, study)
+        opening = self._opening.get(descriptor.digest)
+        if opening is not None:
+            await asyncio.wait([opening])
+        current = self._rounds.get(descriptor.digest)
+        reason = "abandoned by the coordinator"
+        if current is not None:
+            reason = await self._abort(current, reason)
+        else:
+            known = await self._disk.do(self._store.known, descriptor.digest)
+            if known is None:
+                await self._disk.do(self._store.open, descriptor, abandoned=reason)
+            elif known[1]:
+                reason = known[1]
+            else:
+                raise WrongRound("the batch of this round may have been forwarded")
+        return sign_abandonment(descriptor.digest, reason, self._sign_key)
 
-    async def _pass_on(self, current: Round, batch: Batch) -> None:
-        logs.event(
-            "batch_aborted" if batch.aborted else "batch_released",
-            round=batch.descriptor.round,
-            received=batch.counts.received,
-            forwarded=batch.counts.forwarded,
-            dropped=batch.counts.dropped,
-        )
-        hop = self.hop(current.study)
-        last = hop == len(current.study.mixes) - 1
+    async def _abort(self, current: Round, reason: str) -> str:
+        """Abort for good; why it was aborted (maybe earlier, for another reason)."""
+        current.batch.abort()
+        reason = current.reason or reason
+        current.disarm()
+        current.reason = reason
+        if not (current.chain and current.chain[-1].aborted):
+            current.chain, current.sequence = (), ()
+        await self._disk.do(self._store.aborted, current.batch.descriptor, reason)
+        current.seal_key = None
+        current.spool.delete()
+        current.closed.set()
+        logs.event("round_abandoned", round=current.batch.descriptor.round, reason=reason)
+        return reason
+
+    async def commit(self, request: mix_pb2.CommitRequest) -> bytes:
+        """This mix's word for the list that the server commits to, given for one list only.
+
+        Without it a server could show each silo another list and see who finds itself in it.
+        """
+        current = self.round(request.digest)
+        if len(request.list) != sha256().digest_size:
+            raise WrongRound("the hash of a list has 32 bytes")
+        own = current.chain[-1].output if current.last and current.chain else None
+        if own is not None and request.list != sha256(own).digest():
+            raise WrongRound("the list is not the batch that this mix handed over")
+        before, digest = current.batch.committed, current.batch.descriptor.digest
+        current.batch.commit(request.list)
         try:
-            if not last:
-                await self._forward(current.study, hop + 1, batch)
-        finally:
-            kept = batch.reports if last else ()
-            if not current.outcome.done():
-                current.outcome.set_result(
-                    Batch(batch.descriptor, kept, batch.counts, batch.aborted)
-                )
+            await self._disk.do(self._store.committed, digest, request.list)
+        except (OSError, sqlite3.Error):
+            current.batch.committed = before
+            raise
+        return sign_commitment(digest, request.list, self._sign_key)
 
-    async def _forward(self, study: Study, hop: int, batch: Batch) -> None:
-        """Hand the batch to the next mix; a few tries, then the round is lost (never repeated)."""
-        target = study.mixes[hop]
-        channel = self._channels.get(target.name)
-        if channel is None:
-            channel = self._identity.channel(target.name, target.address)
-            self._channels[target.name] = channel
-        stub = mix_pb2_grpc.MixStub(channel)
-        for attempt in range(_FORWARD_TRIES):
-            try:
-                await stub.Forward(
-                    frames(batch, self._sign_key), timeout=_FORWARD_TIMEOUT_S, wait_for_ready=True
-                )
-                return
-            except grpc.aio.AioRpcError as error:
-                final = error.code() is not grpc.StatusCode.UNAVAILABLE
-                logs.warning("forward_failed", to=target.name, code=error.code().name)
-                if final:
-                    return
-                await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
+    def own_commitment(self, current: Round) -> bytes:
+        """The last mix's word for what it hands over; none if that is nothing."""
+        if current.batch.state is State.ABORTED:
+            return b""
+        return sign_commitment(
+            current.batch.descriptor.digest, current.batch.committed, self._sign_key
+        )
+
+    async def release(self, request: mix_pb2.ReleaseRequest) -> bytes:
+        """The release key of a round, against enough silos' confirmations of one list."""
+        current = self.round(request.digest)
+        if not current.study.batching.gate:
+            raise WrongRound("this study has no gate")
+        if len(request.confirmations) > len(current.study.silos):
+            raise TooMuch("more confirmations than silos")
+        if len(request.confirmations) > _FEW:
+            confirmed = await asyncio.to_thread(_confirmed, current, request)
+        else:
+            confirmed = _confirmed(current, request)
+        before = current.batch.state
+        current.batch.release(request.list, confirmed)
+        descriptor = current.batch.descriptor
+        if before is not State.RELEASED:
+            self._tasks.start(self._released(current))
+            logs.event("gate_opened", round=descriptor.round, confirmed=len(confirmed))
+        if current.release_key is None:
+            raise WrongRound("the release key of this round is gone")
+        return current.release_key.raw
+
+    async def _released(self, current: Round) -> None:
+        """Write down that the key is given away, and forget what nobody will ask about again.
+
+        The key does not wait for it: whoever has confirmations of the committed list gets it.
+        """
+        digest = current.batch.descriptor.digest
+        await self._disk.do(self._store.released, digest, last=current.last)
+        if current.last:
+            current.delivered = True
+            current.spool.delete()
+        await self._purge_old(current.study)
+
+    async def _purge_old(self, study: Study) -> None:
+        finished = [each for each in self._rounds.values() if each.study is study and each.finished]
+        for old in finished[:-_ROUNDS_KEPT]:
+            await self._purge(old)
+
+    async def _purge(self, current: Round) -> None:
+        current.disarm()
+        self._rounds.pop(current.batch.descriptor.digest, None)
+        current.batch.purge()
+        current.chain, current.sequence = (), ()
+        current.seal_key = current.release_key = None
+        await self._disk.do(self._store.purge, current.batch.descriptor)
+        current.spool.delete()
+        current.closed.set()
+
+    async def _expire(self) -> None:
+        """Purge what nobody asked about for long; cut the log that still has deleted keys."""
+        now = asyncio.get_running_loop().time()
+        try:
+            for current in list(self._rounds.values()):
+                old = now - current.since > self.limits.retention_s
+                if old and current.batch.state is not State.OPEN:
+                    await self._purge(current)
+            await self._disk.do(self._store.expire_keys, _UNUSED_KEYS_S)
+            await self._disk.do(self._store.tidy)
+        finally:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause = min(60.0, self.limits.retention_s)
+        self._sweeper = loop.call_later(pause, lambda: self._tasks.start(self._expire()))
 
     # Silos coming and going ---------------------------------------------------------------------
 
@@ -226,7 +416,7 @@ class Rounds:
         if not enrolled:
             raise WrongSender("no study here enrols you")
         if self._attendance.streams(silo) >= _STREAMS_PER_STUDY * enrolled:
-            raise WrongSender("you have other streams open")
+            raise TooMuch("you have other streams open")
         self._attendance.connected(silo)
 
     def disconnect(self, silo: str) -> None:
@@ -237,28 +427,92 @@ class Rounds:
         """Stop waiting for a silo that did not come back; rounds open now may be complete."""
         self._attendance.gave_up(silo)
         for current in list(self._rounds.values()):
-            if self.hop(current.study) == 0:
-                self._release_if_complete(current)
+            if current.hop == 0:
+                self._seal_if_complete(current)
 
     # Life of the process ------------------------------------------------------------------------
 
-    def _start(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+    async def restore(self) -> None:
+        """Go on where the last process ended, whatever state it was in."""
+        await self._disk.do(self._store.forget_others, self._studies)
+        for saved in await self._disk.do(lambda: list(self._store.unfinished())):
+            await self._restore(saved, self.study(study_of(saved.signed)))
+        needed = {each.spool.path for each in self._rounds.values() if each.has_bodies}
+        await self._disk.do(self._store.sweep, needed)
+        self._sweep_later()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logs.warning("task_failed", error=repr(error))
+    async def _restore(self, saved: SavedRound, study: Study) -> None:
+        descriptor = check(saved.signed, study)
+        current = self._make(study, Batch(descriptor, saved.state))
+        current.chain, current.sequence = saved.chain, saved.sequence
+        current.delivered, current.reason = saved.delivered, saved.reason
+        current.batch.committed = saved.committed
+        for kept in saved.reports:
+            if kept.silo is not None and kept.onion is not None:
+                current.batch.admitted[kept.silo] = kept.onion
+            current.batch.add(kept.slot, kept.output)
+            current.next_slot(kept.slot)
+        keys = await self._disk.do(self._store.keys, descriptor)
+        current.seal_key, current.release_key = keys
+        self._rounds[descriptor.digest] = current
+        logs.event("round_restored", round=descriptor.round, state=saved.state.value)
+        if saved.state is State.OPEN:
+            if current.seal_key is None:
+                await self._abort(current, "the keys of this round are gone")
+                return
+            waits = bool(saved.reports) and not current.hop
+            wait_s = chain_wait_s(descriptor.deadline_s, current.hop)
+            current.arm(descriptor.deadline_s if waits else wait_s, self._at_deadline)
+            if waits:
+                self._seal_if_complete(current)
+        else:
+            current.closed.set()
+            self.sealing.hand_on(current)
+
+    def problems(self) -> list[str]:
+        """What an operator should look at now (called from another thread)."""
+        found = []
+        free = shutil.disk_usage(self._store.bodies).free
+        if free < self.limits.free_disk_bytes:
+            found.append(f"only {free // 10**6} MB of disk are free")
+        found += self.delivery.problems()
+        return found
+
+    def _open_rounds(self) -> int:
+        """Called when somebody reads the metrics, from another thread; so is the next one."""
+        return sum(not each.finished for each in list(self._rounds.values()))
+
+    def _body_bytes(self) -> int:
+        return sum(each.body_bytes for each in list(self._rounds.values()) if each.has_bodies)
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Stop; what is under way is on disk and goes on after the next start."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._tasks.cancel()
+        for current in list(self._rounds.values()):
+            if current.settled:
+                await self._purge(current)
         for current in self._rounds.values():
-            self._cancel_deadline(current)
-            current.outcome.cancel()
-        for channel in self._channels.values():
-            await channel.close()
-        self._register.close()
+            current.disarm()
+            current.spool.close()
+        await self.delivery.close()
+        await self._disk.close()
+
+
+def _public(seal: SealKey, release: SealKey | None) -> round_pb2.RoundKeys:
+    return round_pb2.RoundKeys(seal=seal.public, release=release.public if release else b"")
+
+
+def _confirmed(current: Round, request: mix_pb2.ReleaseRequest) -> frozenset[str]:
+    """Silos of the round whose signatures on the list hold; as many as are needed, not more."""
+    descriptor = current.batch.descriptor
+    confirmed: set[str] = set()
+    for each in request.confirmations:
+        try:
+            confirmed.add(check_confirmation(each, descriptor.digest, request.list, current.study))
+        except ForgedSignature:
+            continue
+        if len(confirmed) >= descriptor.minimum_batch and confirmed <= set(descriptor.silos):
+            break
+    return frozenset(confirmed)

@@ -1,65 +1,101 @@
 """`silomix mix run`: builds one mix from its folder and serves until it is told to stop."""
 
 import asyncio
+import ctypes
+import fcntl
+import os
+import resource
 import signal
-from pathlib import Path
+from contextlib import suppress
 
 from silomix_proto import mix_pb2_grpc
 from silomix_protocol import logs
-from silomix_protocol.keys import SealKey, SigningKey, check_public_keys
+from silomix_protocol.keys import SigningKey, check_public_keys
 from silomix_protocol.tls import Identity
 
 from silomix_shuffler.config import InvalidConfig, MixConfig
-from silomix_shuffler.register import RoundRegister
+from silomix_shuffler.disk import Disk
+from silomix_shuffler.metrics import Metrics, MetricsServer
 from silomix_shuffler.rounds import Rounds
 from silomix_shuffler.service import MixService
+from silomix_shuffler.store import Store
 
 _GRACE_S = 1.0
+_M_ARENA_MAX = -8  # malloc.h
 
 
 def run(config: MixConfig) -> None:
     logs.configure(config.name)
+    _make_room()
     asyncio.run(_serve(config))
+
+
+def rotate(config: MixConfig) -> int:
+    """Throw away every round key that no round uses yet; how many rounds' keys those were.
+
+    May be called while the mix runs: a round whose keys are gone gets new ones in its next attempt.
+    """
+    store = Store(config.state)
+    try:
+        return store.rotate()
+    finally:
+        store.close()
 
 
 async def _serve(config: MixConfig) -> None:
     identity = Identity.load(config.name, config.folder)
     sign_key = SigningKey.load(config.folder / "sign.key")
-    seal_key = SealKey.load(config.folder / "seal.key")
-    _check_keys(config, sign_key, seal_key)
+    _check_keys(config, sign_key)
+    store = Store(config.state)
+    _lock(config)
+    metrics = Metrics()
     rounds = Rounds(
-        identity,
-        config.studies,
-        sign_key,
-        seal_key,
-        RoundRegister(_state(config.folder) / "rounds.sqlite"),
-        config.grace_s,
+        identity, config.studies, sign_key, Disk(store), metrics, config.limits, config.grace_s
     )
-    service = MixService(rounds, sign_key, config.studies)
     server = identity.server(config.listen)
-    mix_pb2_grpc.add_MixServicer_to_server(service, server)
+    mix_pb2_grpc.add_MixServicer_to_server(MixService(rounds, sign_key, metrics), server)
+    watch = None
+    if config.metrics_listen is not None:
+        watch = MetricsServer(config.metrics_listen, metrics, rounds.problems)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    await rounds.restore()
     await server.start()
+    if watch is not None:
+        watch.start()
     logs.event("mix_ready", listen=config.listen, studies=len(config.studies))
     await stop.wait()
     await server.stop(_GRACE_S)
+    if watch is not None:
+        await asyncio.to_thread(watch.stop)
     await rounds.close()
     logs.event("mix_stopped")
 
 
-def _check_keys(config: MixConfig, sign_key: SigningKey, seal_key: SealKey) -> None:
-    """A study that lists other keys for this mix would lose every batch: say so at the start."""
+def _check_keys(config: MixConfig, sign_key: SigningKey) -> None:
+    """A study that lists another key for this mix would lose every batch: say so at the start."""
     for study in config.studies:
         check_public_keys(study)
         (own,) = (mix for mix in study.mixes if mix.name == config.name)
-        if (own.sign_key, own.seal_key) != (sign_key.public, seal_key.public):
-            raise InvalidConfig(f"study {study.short_id} lists other keys for {config.name!r}")
+        if own.sign_key != sign_key.public:
+            raise InvalidConfig(f"study {study.short_id} lists another key for {config.name!r}")
 
 
-def _state(folder: Path) -> Path:
-    state = folder / "state"
-    state.mkdir(mode=0o700, exist_ok=True)
-    return state
+def _make_room() -> None:
+    """As many connections as the system allows; few arenas, so that freed reports are reused."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+def _lock(config: MixConfig) -> None:
+    """Held as long as the process lives: two mixes on one folder would forward two batches."""
+    descriptor = os.open(config.state, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as busy:
+        raise InvalidConfig(f"{config.name} is already running from {config.folder}") from busy

@@ -1,76 +1,199 @@
 """The mix on the network: the RPC edge.
 
-Silos → Submit (first mix), previous mix → Forward (later mixes), coordinator → Collect (last mix).
+Coordinator → Prepare, Open, Collect, Release, Abandon; silos → Submit (first mix); previous mix →
+Forward.  Decodes, checks who is calling, lets the rounds take their steps, counts what it refuses.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from hashlib import sha256
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import aclosing
+from typing import TypeVar
 
 import grpc
 import grpc.aio
-from silomix_core.report import report_bytes
 from silomix_core.study import Study
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol import logs
-from silomix_protocol.batches import (
-    BrokenBatch,
-    descriptor_of,
-    frames,
-    read_batch,
-)
-from silomix_protocol.descriptor import (
-    RefusedDescriptor,
-    check,
-)
+from silomix_protocol.batches import BrokenBatch, chain_wait_s, digest_of, frames, incoming
+from silomix_protocol.descriptor import MOST_ATTEMPTS, RefusedDescriptor, RoundDigest, study_of
 from silomix_protocol.keys import ForgedSignature, SigningKey, verify
-from silomix_protocol.onion import onion_bytes
+from silomix_protocol.roundkeys import LONGEST_STRETCH
+from silomix_protocol.statements import BrokenChain, sign_receipt
 from silomix_protocol.tls import ServerContext, UnknownPeer, peer_name
 
-from silomix_shuffler.errors import Refused, WrongLength, WrongSender
+from silomix_shuffler.batch import State
+from silomix_shuffler.errors import (
+    GateClosed,
+    NoRoom,
+    Refused,
+    ReplayedReport,
+    SecondBatch,
+    TooMuch,
+    WrongLength,
+    WrongRound,
+    WrongSender,
+)
+from silomix_shuffler.metrics import Metrics
+from silomix_shuffler.round import Round
 from silomix_shuffler.rounds import Rounds
+from silomix_shuffler.upload import Upload
 
-_REPORT_S = 120.0  # from a report's first chunk to its last
+_COLLECT_MARGIN_S = 5.0
+_REFUSALS_PER_STREAM = 16
 
-_CODES: dict[type[Exception], grpc.StatusCode] = {
-    WrongLength: grpc.StatusCode.INVALID_ARGUMENT,
-    WrongSender: grpc.StatusCode.PERMISSION_DENIED,
-    UnknownPeer: grpc.StatusCode.PERMISSION_DENIED,
-    Refused: grpc.StatusCode.FAILED_PRECONDITION,
-    RefusedDescriptor: grpc.StatusCode.FAILED_PRECONDITION,
-    ForgedSignature: grpc.StatusCode.PERMISSION_DENIED,
-    BrokenBatch: grpc.StatusCode.INVALID_ARGUMENT,
-    TimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
+Result = TypeVar("Result")
+
+# What a refusal is to the caller, and under which reason it is counted; the first match holds.
+_KINDS: dict[type[Exception], tuple[grpc.StatusCode, str]] = {
+    WrongLength: (grpc.StatusCode.INVALID_ARGUMENT, "wrong_length"),
+    WrongSender: (grpc.StatusCode.PERMISSION_DENIED, "wrong_sender"),
+    UnknownPeer: (grpc.StatusCode.PERMISSION_DENIED, "unknown_peer"),
+    ReplayedReport: (grpc.StatusCode.FAILED_PRECONDITION, "replayed_report"),
+    SecondBatch: (grpc.StatusCode.FAILED_PRECONDITION, "second_batch"),
+    GateClosed: (grpc.StatusCode.FAILED_PRECONDITION, "gate_closed"),
+    NoRoom: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),
+    TooMuch: (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_much"),
+    WrongRound: (grpc.StatusCode.FAILED_PRECONDITION, "wrong_round"),
+    RefusedDescriptor: (grpc.StatusCode.FAILED_PRECONDITION, "refused_descriptor"),
+    ForgedSignature: (grpc.StatusCode.PERMISSION_DENIED, "forged_signature"),
+    BrokenBatch: (grpc.StatusCode.INVALID_ARGUMENT, "broken_batch"),
+    BrokenChain: (grpc.StatusCode.INVALID_ARGUMENT, "broken_chain"),
+    TimeoutError: (grpc.StatusCode.DEADLINE_EXCEEDED, "too_slow"),
+    OSError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),  # comes after its own kinds above
+    sqlite3.Error: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),
 }
+_UNEXPECTED = grpc.StatusCode.INTERNAL, "internal"
 
 
 class MixService(mix_pb2_grpc.MixServicer):
-    """The RPC edge of one mix: decodes, checks who is calling, lets the rounds take their steps."""
-
-    def __init__(self, rounds: Rounds, sign_key: SigningKey, studies: tuple[Study, ...]) -> None:
+    def __init__(self, rounds: Rounds, sign_key: SigningKey, metrics: Metrics) -> None:
         self._rounds = rounds
         self._sign_key = sign_key
-        self._report_bytes = {study.identity: report_bytes(study.mechanism()) for study in studies}
+        self._metrics = metrics
 
-    # Submit: reports from silos -----------------------------------------------------------------
+    # The coordinator ----------------------------------------------------------------------------
+
+    async def Prepare(  # noqa: N802
+        self, request: mix_pb2.PrepareRequest, context: ServerContext
+    ) -> mix_pb2.PreparedRounds:
+        return await self._answered(context, self._prepare(request, context))
+
+    async def _prepare(
+        self, request: mix_pb2.PrepareRequest, context: ServerContext
+    ) -> mix_pb2.PreparedRounds:
+        study = self._rounds.study(request.study)
+        _coordinator_only(study, context)
+        last = request.first_round + request.rounds - 1
+        if not (1 <= request.rounds <= LONGEST_STRETCH and 1 <= request.attempt <= MOST_ATTEMPTS):
+            raise TooMuch(f"at most {LONGEST_STRETCH} rounds and {MOST_ATTEMPTS} attempts")
+        if not 1 <= request.first_round <= last <= study.rounds:
+            raise WrongRound("the study has no such rounds")
+        return await self._rounds.prepare(request)
+
+    async def Open(  # noqa: N802
+        self, request: round_pb2.SignedDescriptor, context: ServerContext
+    ) -> mix_pb2.RoundIsOpen:
+        return await self._answered(context, self._open(request, context))
+
+    async def _open(
+        self, request: round_pb2.SignedDescriptor, context: ServerContext
+    ) -> mix_pb2.RoundIsOpen:
+        _coordinator_only(self._rounds.study(study_of(request)), context)
+        await self._rounds.open(request)
+        return mix_pb2.RoundIsOpen()
+
+    async def Commit(  # noqa: N802
+        self, request: mix_pb2.CommitRequest, context: ServerContext
+    ) -> mix_pb2.Commitment:
+        return await self._answered(context, self._commit(request, context))
+
+    async def _commit(
+        self, request: mix_pb2.CommitRequest, context: ServerContext
+    ) -> mix_pb2.Commitment:
+        _coordinator_only(self._rounds.round(request.digest).study, context)
+        return mix_pb2.Commitment(signature=await self._rounds.commit(request))
+
+    async def Release(  # noqa: N802
+        self, request: mix_pb2.ReleaseRequest, context: ServerContext
+    ) -> mix_pb2.ReleasedKey:
+        return await self._answered(context, self._release(request, context))
+
+    async def _release(
+        self, request: mix_pb2.ReleaseRequest, context: ServerContext
+    ) -> mix_pb2.ReleasedKey:
+        _coordinator_only(self._rounds.round(request.digest).study, context)
+        return mix_pb2.ReleasedKey(key=await self._rounds.release(request))
+
+    async def Abandon(  # noqa: N802
+        self, request: round_pb2.SignedDescriptor, context: ServerContext
+    ) -> round_pb2.Abandonment:
+        return await self._answered(context, self._abandon(request, context))
+
+    async def _abandon(
+        self, request: round_pb2.SignedDescriptor, context: ServerContext
+    ) -> round_pb2.Abandonment:
+        _coordinator_only(self._rounds.study(study_of(request)), context)
+        return await self._rounds.abandon(request)
+
+    async def Collect(  # noqa: N802
+        self, request: mix_pb2.CollectRequest, context: ServerContext
+    ) -> AsyncIterator[mix_pb2.BatchFrame]:
+        async for frame in self._streamed(context, self._collect(request, context)):
+            yield frame
+
+    async def _collect(
+        self, request: mix_pb2.CollectRequest, context: ServerContext
+    ) -> AsyncGenerator[mix_pb2.BatchFrame, None]:
+        current = self._rounds.round(request.digest)
+        _coordinator_only(current.study, context)
+        if not current.last:
+            raise WrongSender("batches are collected from the last mix of the chain")
+        await self._batch_there(current)
+        reports = current.spool.read(current.sequence)
+        word = self._rounds.own_commitment(current)
+        for frame in frames(current.batch.descriptor.digest, current.chain, reports, word):
+            yield frame
+
+    async def _batch_there(self, current: Round) -> None:
+        """Wait until the batch can be collected, and mark it as known outside."""
+        hops, deadline_s = len(current.study.mixes), current.batch.descriptor.deadline_s
+        current.collectors += 1
+        try:
+            async with asyncio.timeout(chain_wait_s(deadline_s, hops) + _COLLECT_MARGIN_S):
+                await current.closed.wait()
+        finally:
+            current.collectors -= 1
+        await self._rounds.delivery.leaves(current)
+        if current.batch.state is State.ABORTED and current.chain:
+            return  # its statements say why there is none
+        if current.batch.state in (State.ABORTED, State.PURGED):
+            raise WrongRound(f"this round has no batch: {current.reason or 'it is over'}")
+
+    # Silos --------------------------------------------------------------------------------------
 
     async def Submit(  # noqa: N802
         self,
         request_iterator: AsyncIterator[mix_pb2.SubmitFrame],
         context: ServerContext,
     ) -> AsyncIterator[mix_pb2.Receipt]:
+        async for receipt in self._streamed(context, self._receipts(request_iterator, context)):
+            yield receipt
+
+    async def _receipts(
+        self, source: AsyncIterator[mix_pb2.SubmitFrame], context: ServerContext
+    ) -> AsyncGenerator[mix_pb2.Receipt, None]:
+        silo, refusals = peer_name(context), 0
+        self._rounds.connect(silo)
         try:
-            silo = peer_name(context)
-            self._rounds.connect(silo)
-            try:
-                async for frame in request_iterator:
-                    yield await self._receive(silo, frame, request_iterator)
-            finally:
-                self._rounds.disconnect(silo)
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            await _abort(context, error)
+            async for frame in source:
+                receipt = await self._receive(silo, frame, source)
+                refusals += receipt.status != mix_pb2.Receipt.ACCEPTED
+                yield receipt
+                if refusals > _REFUSALS_PER_STREAM:
+                    raise TooMuch("too many of your reports were refused")
+        finally:
+            self._rounds.disconnect(silo)
 
     async def _receive(
         self,
@@ -79,112 +202,131 @@ class MixService(mix_pb2_grpc.MixServicer):
         rest: AsyncIterator[mix_pb2.SubmitFrame],
     ) -> mix_pb2.Receipt:
         """One report off the stream, and the receipt for it."""
-        study = self._rounds.study(first.header.descriptor)
-        descriptor = check(first.header.descriptor, study)
-        if self._rounds.hop(study) != 0:
+        digest = RoundDigest(first.header.digest)
+        current = self._rounds.round(digest)
+        if current.hop != 0:
             raise WrongSender("reports go to the first mix of the chain")
-        onion = await self._read_onion(study, first, rest)
-        digest = sha256(onion).digest()
-        enrolled = study.silo(silo)
+        enrolled = current.study.silo(silo)
         if enrolled is None:
             raise WrongSender("this study does not enrol you")
-        verify(enrolled.sign_key, first.header.signature, "report", descriptor.digest, digest)
-        receipt = mix_pb2.Receipt(digest=descriptor.digest, report=digest)
+        upload = await self._read(current, first, rest)
+        report = upload.digest
         try:
-            self._rounds.admit(self._rounds.open(study, descriptor), silo, onion, digest)
+            verify(enrolled.sign_key, first.header.signature, "report", digest, report)
+        except ForgedSignature:
+            upload.close()
+            raise
+        try:
+            await self._rounds.admit(current, silo, upload)
         except Refused as refusal:
-            logs.warning("report_refused", round=descriptor.round, reason=refusal)
-            receipt.status, receipt.reason = mix_pb2.Receipt.REFUSED, str(refusal)
-            return receipt
-        receipt.status = mix_pb2.Receipt.ACCEPTED
-        receipt.signature = self._sign_key.sign("receipt", descriptor.digest, digest)
-        return receipt
+            self._count(refusal)
+            logs.warning("report_refused", round=current.batch.descriptor.round, reason=refusal)
+            return mix_pb2.Receipt(
+                digest=digest, report=report, status=mix_pb2.Receipt.REFUSED, reason=str(refusal)
+            )
+        roster = [each.name for each in current.study.silos]
+        return sign_receipt(digest, roster.index(silo), report, self._sign_key)
 
-    async def _read_onion(
+    async def _read(
         self,
-        study: Study,
+        current: Round,
         first: mix_pb2.SubmitFrame,
         rest: AsyncIterator[mix_pb2.SubmitFrame],
-    ) -> bytes:
-        wanted = onion_bytes(self._report_bytes[study.identity], 0, len(study.mixes))
-        if first.header.bytes != wanted:
+    ) -> Upload:
+        """A report of exactly the round's length, within its time."""
+        if first.header.bytes != current.length_in:
             raise WrongLength("a report of this round has another length")
-        if len(first.chunk) == wanted:
-            return first.chunk
-        onion = bytearray(first.chunk)
-        async with asyncio.timeout(_REPORT_S):
-            while len(onion) < wanted:
-                frame = await anext(rest, None)
-                if frame is None or frame.HasField("header") or not frame.chunk:
-                    raise WrongLength("a report ended early")
-                onion += frame.chunk
-        if len(onion) > wanted:
-            raise WrongLength("a report is longer than announced")
-        return bytes(onion)
+        upload = Upload(current.length_in, current.spool.path.parent)
+        try:
+            upload.add(first.chunk)
+            if not upload.complete:
+                async with asyncio.timeout(self._rounds.limits.report_s):
+                    while not upload.complete:
+                        frame = await anext(rest, None)
+                        if frame is None or frame.HasField("header"):
+                            raise WrongLength("a report ended early")
+                        upload.add(frame.chunk)
+        except BaseException:
+            upload.close()
+            raise
+        return upload
 
-    # Forward: a batch from the previous mix -----------------------------------------------------
+    # The previous mix ---------------------------------------------------------------------------
 
     async def Forward(  # noqa: N802
         self,
         request_iterator: AsyncIterator[mix_pb2.BatchFrame],
         context: ServerContext,
     ) -> mix_pb2.ForwardReceipt:
-        try:
-            await self._take_batch(peer_name(context), request_iterator)
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            await _abort(context, error)
-        return mix_pb2.ForwardReceipt()
+        return await self._answered(context, self._forward(request_iterator, context))
 
-    async def _take_batch(self, peer: str, source: AsyncIterator[mix_pb2.BatchFrame]) -> None:
-        first = await anext(source, None)
+    async def _forward(
+        self, source: AsyncIterator[mix_pb2.BatchFrame], context: ServerContext
+    ) -> mix_pb2.ForwardReceipt:
+        if not self._rounds.serves_with(peer_name(context)):
+            raise WrongSender("only the previous mix of the chain forwards batches")
+        report_s, source = self._rounds.limits.report_s, aiter(source)
+        async with asyncio.timeout(report_s):
+            first = await anext(source, None)
         if first is None:
             raise BrokenBatch("empty")
-        study = self._rounds.study(descriptor_of(first))
-        hop = self._rounds.hop(study)
-        if hop == 0 or study.mixes[hop - 1].name != peer:
+        current = self._rounds.round(digest_of(first))
+        study, hop = current.study, current.hop
+        if hop == 0 or study.mixes[hop - 1].name != peer_name(context):
             raise WrongSender("only the previous mix of the chain forwards batches")
-        current = self._rounds.open(study, check(descriptor_of(first), study))
-        self._rounds.check_untaken(current)  # before the body is read
-        length = onion_bytes(self._report_bytes[study.identity], hop, len(study.mixes))
-        sender_key = study.mixes[hop - 1].sign_key
-        received = await read_batch(_chain(first, source), study, sender_key, length)
-        self._rounds.take(current, received)
+        batch = incoming(first, source, current.batch.descriptor, study, hop, current.length_in)
+        async with asyncio.timeout(report_s * len(current.batch.descriptor.silos)):
+            await self._rounds.take(current, batch)
+        return mix_pb2.ForwardReceipt()
 
-    # Collect: the coordinator fetches what the last mix released --------------------------------
+    # Refusing -------------------------------------------------------------------------------------
 
-    async def Collect(  # noqa: N802
-        self, request: round_pb2.SignedDescriptor, context: ServerContext
-    ) -> AsyncIterator[mix_pb2.BatchFrame]:
+    # gRPC keeps the error that ends a call, and with it every frame that the error went through,
+    # until the garbage collector comes by.  So a call is ended out here, after what was raised
+    # inside is forgotten: the chunks of a refused report go at once.
+
+    async def _answered(self, context: ServerContext, work: Awaitable[Result]) -> Result:
         try:
-            study = self._rounds.study(request)
-            if peer_name(context) != study.server.name:
-                raise WrongSender("only the coordinator collects")
-            if self._rounds.hop(study) != len(study.mixes) - 1:
-                raise WrongSender("batches are collected from the last mix of the chain")
-            current = self._rounds.open(study, check(request, study))
-            batch = await asyncio.shield(current.outcome)
-            for frame in frames(batch, self._sign_key):
-                yield frame
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
+            return await work
         except Exception as error:
-            await _abort(context, error)
+            refusal = self._refusal(error)
+        await context.abort(*refusal)
+        raise AssertionError("abort returned")
+
+    async def _streamed(
+        self, context: ServerContext, work: AsyncGenerator[Result, None]
+    ) -> AsyncGenerator[Result, None]:
+        try:
+            async with aclosing(work):
+                async for each in work:
+                    yield each
+            return
+        except Exception as error:
+            refusal = self._refusal(error)
+        await context.abort(*refusal)
+
+    def _refusal(self, error: Exception) -> tuple[grpc.StatusCode, str]:
+        """How a call ends: our own refusals with their sentence, anything else without one."""
+        code, reason = self._count(error)
+        logs.warning("call_refused", code=code.name, reason=reason)
+        return code, _sentence(error, code)
+
+    def _count(self, error: Exception) -> tuple[grpc.StatusCode, str]:
+        kinds = (found for kind, found in _KINDS.items() if isinstance(error, kind))
+        code, reason = next(kinds, _UNEXPECTED)
+        self._metrics.refused.labels(reason).inc()
+        return code, reason
 
 
-async def _chain(
-    first: mix_pb2.BatchFrame, rest: AsyncIterator[mix_pb2.BatchFrame]
-) -> AsyncIterator[mix_pb2.BatchFrame]:
-    yield first
-    async for frame in rest:
-        yield frame
+def _sentence(error: Exception, code: grpc.StatusCode) -> str:
+    """What the caller reads: nothing about our files or our code."""
+    if code is grpc.StatusCode.INTERNAL:
+        return "internal error"
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not isinstance(error, Refused):
+        return "this mix cannot use its disk"
+    return str(error)
 
 
-async def _abort(context: ServerContext, error: Exception) -> None:
-    """End a call: our own refusals with their sentence, anything else without one."""
-    known = (code for kind, code in _CODES.items() if isinstance(error, kind))
-    code = next(known, grpc.StatusCode.INTERNAL)
-    logs.warning("call_refused", code=code.name, reason=repr(error))
-    internal = code is grpc.StatusCode.INTERNAL
-    await context.abort(code, "internal error" if internal else str(error))
+def _coordinator_only(study: Study, context: ServerContext) -> None:
+    if peer_name(context) != study.server.name:
+        raise WrongSender("only the study's coordinator asks this")

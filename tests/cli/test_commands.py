@@ -5,16 +5,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import click
 import pytest
 import tomli_w
 import typer
+from google.protobuf.json_format import MessageToJson, Parse
 from silomix.consortium import Consortium
 from silomix.main import app
+from silomix_client.complaints import save
 from silomix_client.config import load
+from silomix_proto import channel_pb2
+from silomix_protocol.complaints import sign_complaint
+from silomix_protocol.statements import sign_receipt
+from silomix_server.complaint_box import ComplaintBox
 from support.consortia import make_consortium
+from support.coordinators import listed, report_of, signer
+from support.rounds import make_round
 from support.silos import (
     altered,
     approved_silo,
@@ -237,7 +247,7 @@ def test_the_ledger_shows_what_was_approved_and_spent(consortium: Consortium) ->
     ledger = open_ledger(config)
     desk = open_desk(config, consortium.study, ledger)
     for number in (1, 2):
-        desk.answer(*asked(consortium, number))
+        desk.answer(asked(consortium, number))
     spent = ledger.total().epsilon(1e-5)
     ledger.close()
     result = silomix("silo", "ledger", consortium.silos[0])
@@ -259,7 +269,7 @@ def test_the_ledger_shows_what_was_approved_and_spent(consortium: Consortium) ->
 def test_the_ledger_as_json_says_the_same(consortium: Consortium, tmp_path: Path) -> None:
     config = approved_silo(consortium)
     ledger = open_ledger(config)
-    open_desk(config, consortium.study, ledger).answer(*asked(consortium, 1))
+    open_desk(config, consortium.study, ledger).answer(asked(consortium, 1))
     spent = ledger.total().epsilon()
     ledger.close()
     out = tmp_path / "ledger.json"
@@ -308,7 +318,7 @@ def test_a_policy_that_no_longer_covers_a_reserved_study_is_shown_and_the_study_
 def test_a_changed_ledger_fails_the_command(consortium: Consortium) -> None:
     config = approved_silo(consortium)
     ledger = open_ledger(config)
-    open_desk(config, consortium.study, ledger).answer(*asked(consortium, 1))
+    open_desk(config, consortium.study, ledger).answer(asked(consortium, 1))
     ledger.database.execute("UPDATE tallies SET count = 0")
     ledger.close()
     error = one_line_error(silomix("silo", "ledger", consortium.silos[0]))
@@ -364,7 +374,7 @@ def test_a_study_is_not_closed_by_less_than_eight_digits(
 def test_close_shows_what_it_frees_and_only_a_yes_closes(consortium: Consortium) -> None:
     config = approved_silo(consortium)
     ledger = open_ledger(config)
-    open_desk(config, consortium.study, ledger).answer(*asked(consortium, 1))
+    open_desk(config, consortium.study, ledger).answer(asked(consortium, 1))
     spent = ledger.total().epsilon()
     ledger.close()
     for typed in ("n\n", "\n", ""):
@@ -411,6 +421,9 @@ def test_study_show_describes_the_study_by_its_hash(consortium: Consortium) -> N
         "5 rounds",
         "3, 40 to 60 records",
         "mix-1 -> mix-2; a batch has at least 2 reports",
+        "gate             on: nobody can open a batch before 2 silos confirmed",
+        "if one mix is honest, a report hides among those of 2 silos",
+        "tokens           on: a report counts only with a token that the server gave to one silo",
         "epsilon 2, delta 1e-05",
         "one record replaced",
         "vs. the server   no amplification claimed, because a full-batch report",
@@ -420,11 +433,135 @@ def test_study_show_describes_the_study_by_its_hash(consortium: Consortium) -> N
         assert shown in " ".join(result.stdout.split(" " * 17)).replace("\n ", " ")
 
 
+def test_study_show_says_what_a_study_without_gate_and_tokens_allows(
+    consortium: Consortium,
+) -> None:
+    altered(consortium, ("gate = true", "gate = false"), ("tokens = true", "tokens = false"))
+    shown = approve(consortium, "--yes").stdout
+    for text in (
+        "gate             off: a first mix that works with the server",
+        "tokens           off: the server cannot tell silos' reports from those",
+    ):
+        assert text in shown
+
+
 def test_study_show_of_something_else_is_one_line(consortium: Consortium) -> None:
     path = consortium.folder / "study.toml"
     path.write_bytes(study_file(consortium).replace(b"rounds = 5", b'rounds = "many"'))
     message = one_line_error(silomix("study", "show", path))
     assert message.endswith("study.toml: algorithm.rounds: expected a whole number, got 'many'")
+
+
+# Complaints --------------------------------------------------------------------------------------
+
+
+def complained(made: Consortium) -> tuple[Path, Path]:
+    """Silo 1's report is missing from round 1: the file at the server, and its operator's copy."""
+    (made.server.parent / "state").mkdir()
+    round_ = make_round(made.study, signer(made, "server"))
+    onions = [round_.seal(round_.payload(report_of(made.study, value))) for value in range(3)]
+    batch = listed(made, round_, [each.sealed for each in onions[1:]])
+    receipt = sign_receipt(round_.digest, 0, onions[0].trail[0], signer(made, "mix-1"))
+    complaint = sign_complaint(
+        round_.descriptor, 0, receipt, batch.committed, signer(made, "silo-1")
+    )
+    box = ComplaintBox(made.study, made.server.parent / "state")
+    box.put("silo-1", round_.descriptor, complaint)
+    (at_server,) = (made.server.parent / "state" / "complaints").iterdir()
+    complaint.trail.extend(onions[0].trail)
+    complaint.chain.extend(batch.chain)
+    folder = load(made.silos[0]).state / "complaints"
+    return at_server, save(complaint, round_.descriptor, folder)
+
+
+def test_anybody_can_check_a_complaint_with_the_study_file(consortium: Consortium) -> None:
+    sent, kept = complained(consortium)
+    study = consortium.folder / "study.toml"
+    for path, explain in ((sent, "not said"), (kept, "mix-1")):
+        result = silomix("study", "complaint", study, path)
+        assert result.returncode == 0, result.stderr
+        missing, *_, last = result.stdout.splitlines()
+        assert missing.startswith("missing          the report of silo-1 in round 1")
+        assert last.startswith(f"must explain     {explain}")
+
+
+def test_a_complaint_that_shows_nothing_is_one_line(consortium: Consortium) -> None:
+    sent, kept = complained(consortium)
+    study = consortium.folder / "study.toml"
+    text = kept.read_text()
+    other = Parse(text, channel_pb2.Complaint())
+    other.trail[0] = bytes(32)
+    kept.write_text(MessageToJson(other))
+    error = one_line_error(silomix("study", "complaint", study, kept))
+    assert "shows nothing about this study: the digests are not those of the report" in error
+    sent.write_text("{")
+    assert one_line_error(silomix("study", "complaint", study, sent)).endswith("not a complaint")
+    error = one_line_error(silomix("study", "complaint", study, sent.parent / "none.json"))
+    assert "No such file" in error
+
+
+def test_a_silo_lists_its_complaints(consortium: Consortium) -> None:
+    approved_silo(consortium)
+    none = silomix("silo", "complaints", consortium.silos[0])
+    assert none.stdout == "no report of this silo went missing\n"
+    _, own = complained(consortium)
+    listed = silomix("silo", "complaints", consortium.silos[0])
+    assert listed.stdout == (
+        f"study {consortium.study.short_id} test, round 1: mix-1 has to explain it; {own}\n"
+    )
+
+
+# Mixes -------------------------------------------------------------------------------------------
+
+
+def test_a_mix_without_a_metrics_address_cannot_be_asked_for_its_health(
+    consortium: Consortium,
+) -> None:
+    error = one_line_error(silomix("mix", "health", consortium.mixes[0]))
+    assert "metrics_listen is not set" in error
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, {"status": "ok", "problems": []}, None),
+        (503, {"status": "failing", "problems": ["disk full", "late"]}, "disk full; late"),
+        (503, {"problems": []}, "status 503"),
+        (200, ["something"], "is not a mix"),
+    ],
+)
+def test_the_health_of_a_mix_is_what_it_says(
+    consortium: Consortium, status: int, body: object, said: str | None
+) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/health"
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        address = f"127.0.0.1:{server.server_port}"
+        path = consortium.mixes[0]
+        path.write_text(f'metrics_listen = "{address}"\n' + path.read_text())
+        result = silomix("mix", "health", path)
+        thread.join()
+    if said is None:
+        assert (result.returncode, result.stdout) == (0, f"ok: the mix at {address} is well\n")
+    else:
+        assert said in one_line_error(result)
+    assert "no mix answers" in one_line_error(silomix("mix", "health", path))
+
+
+def test_rotating_a_mix_that_has_no_keys_throws_nothing_away(consortium: Consortium) -> None:
+    result = silomix("mix", "rotate", consortium.mixes[0])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("keys of 0 rounds thrown away")
 
 
 # Help --------------------------------------------------------------------------------------------
@@ -447,9 +584,13 @@ def test_the_command_line_has_the_commands_of_every_party() -> None:
         ("silo", "approve"),
         ("silo", "run"),
         ("silo", "ledger"),
+        ("silo", "complaints"),
         ("mix", "run"),
+        ("mix", "rotate"),
+        ("mix", "health"),
         ("server", "run"),
         ("study", "show"),
+        ("study", "complaint"),
         ("consortium", "init"),
     }
 

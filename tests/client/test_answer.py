@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from struct import pack
 
@@ -14,12 +15,15 @@ from silomix_client.errors import NotApproved, RefusedQuery
 from silomix_client.ledger import Ledger
 from silomix_core.study import InvalidStudy, Study, StudyId
 from silomix_proto import round_pb2
-from silomix_protocol.descriptor import RefusedDescriptor
+from silomix_protocol.descriptor import RefusedDescriptor, check
 from silomix_protocol.keys import SigningKey
 from silomix_protocol.onion import UnopenableLayer, onion_bytes
+from silomix_protocol.roundkeys import RefusedKeys
+from silomix_protocol.tokens import TOKEN_BYTES
 from support.silos import (
     approved_silo,
     asked,
+    consortium_of,
     exact_mean_at_zero,
     hostile,
     no_noise,
@@ -57,9 +61,10 @@ def refused(
     desk: StudyDesk, config: SiloConfig, signed: round_pb2.SignedDescriptor, query: bytes
 ) -> str:
     """The refusal of a message; whatever it was, nothing was charged or stored."""
+    made = consortium_of(config)
     before = written(config)
-    with pytest.raises((RefusedQuery, RefusedDescriptor)) as caught:
-        respond(desk, signed, query)
+    with pytest.raises((RefusedQuery, RefusedDescriptor, RefusedKeys)) as caught:
+        respond(made, desk, signed, query)
     assert written(config) == before
     return str(caught.value)
 
@@ -125,7 +130,7 @@ def test_a_round_of_another_study_of_the_same_server_is_refused(
         ("round", 6),
         ("round", 2**32 - 1),
         ("attempt", 0),
-        ("attempt", 2),
+        ("attempt", 9),
         ("version", 0),
         ("version", 2),
         ("suite", "none"),
@@ -134,15 +139,20 @@ def test_a_round_of_another_study_of_the_same_server_is_refused(
         ("dimension", 4),
         ("minimum_batch", 1),
         ("deadline_ms", 1),
-        ("silos", []),
-        ("silos", ["silo-1"]),
-        ("silos", ["silo-1", "silo-1"]),
-        ("silos", ["silo-2", "silo-1"]),
-        ("silos", ["silo-1", "silo-9"]),
+        ("silos", b""),
+        ("silos", b"\x00"),
+        ("silos", b"\x01"),
+        ("silos", b"\x0f"),
+        ("silos", b"\x07\x00"),
         ("query", b""),
-        ("server_key", bytes(32)),
+        ("server_key", b""),
+        ("server_key", bytes(31)),
         ("mix_keys", []),
-        ("mix_keys", [bytes(32), bytes(32)]),
+        ("mix_keys", [bytes(32)]),
+        ("mix_keys", [bytes(32), bytes(33)]),
+        ("mix_keys", [bytes(32)] * 3),
+        ("token_key", b""),
+        ("token_key", bytes(33)),
     ],
 )
 def test_a_descriptor_that_disagrees_with_the_study_is_refused(
@@ -157,16 +167,17 @@ def test_a_descriptor_with_the_mixes_in_another_order_is_refused(
     consortium: Consortium, config: SiloConfig, desk: StudyDesk
 ) -> None:
     query = query_at(ORIGIN)
-    honest = round_pb2.RoundDescriptor.FromString(asked(consortium, 1)[0].encoded)
+    honest = asked(consortium, 1).descriptor
     signed = hostile(consortium, query, mix_keys=list(honest.mix_keys)[::-1])
-    assert "mix_keys" in refused(desk, config, signed, query)
+    message = refused(desk, config, signed, query)
+    assert message == "the mix keys are not those that the descriptor names"
 
 
 def test_a_round_that_waits_for_others_only_is_refused(
     consortium: Consortium, config: SiloConfig, desk: StudyDesk
 ) -> None:
     query = query_at(ORIGIN)
-    signed = hostile(consortium, query, silos=["silo-2", "silo-3"])
+    signed = hostile(consortium, query, silos=b"\x06")
     assert refused(desk, config, signed, query) == "the round does not wait for this silo"
 
 
@@ -205,7 +216,7 @@ def test_every_flipped_byte_of_a_signed_descriptor_is_refused(
         changed[position] ^= 1
         signed = round_pb2.SignedDescriptor(descriptor=bytes(changed), signature=honest.signature)
         with pytest.raises(RefusedDescriptor):
-            respond(desk, signed, query)
+            check(signed, consortium.study)
     assert written(config) == before
 
 
@@ -264,7 +275,7 @@ def test_refused_questions_do_not_stand_in_the_way_of_good_ones(
 ) -> None:
     bad = query_at([51.0, 0.0, 0.0])
     refused(desk, config, hostile(consortium, bad), bad)
-    desk.answer(*asked(consortium, 1))
+    desk.answer(asked(consortium, 1))
     assert ledger.total().rounds == 1
 
 
@@ -277,8 +288,7 @@ def test_refused_questions_do_not_stand_in_the_way_of_good_ones(
 def test_a_point_of_the_ball_is_answered_in_full_range(
     consortium: Consortium, desk: StudyDesk, point: list[float]
 ) -> None:
-    descriptor, query = asked(consortium, 1, point)
-    values = opened(consortium, desk.answer(descriptor, query).onion, descriptor.digest)
+    values = opened(consortium, desk.answer(asked(consortium, 1, point)))
     assert values.shape == (3,)
 
 
@@ -290,10 +300,9 @@ def test_without_noise_a_report_is_the_exact_mean_on_the_grid(
     config = approved_silo(consortium, index)
     ledger = open_ledger(config)
     desk = open_desk(config, consortium.study, ledger, no_noise)
-    descriptor, query = asked(consortium, 1)
-    report = desk.answer(descriptor, query)
+    report = desk.answer(asked(consortium, 1))
     ledger.close()
-    values = opened(consortium, report.onion, descriptor.digest)
+    values = opened(consortium, report)
     assert values.tolist() == exact_mean_at_zero(config.data, consortium.study)
 
 
@@ -303,8 +312,7 @@ def test_without_noise_a_report_is_the_clipped_mean_gradient(
     """In textbook floating point, at a point where some gradients are clipped and some are not."""
     point = np.array([3.0, -2.0, 1.0])
     desk = open_desk(config, consortium.study, ledger, no_noise)
-    descriptor, query = asked(consortium, 1, point)
-    report = opened(consortium, desk.answer(descriptor, query).onion, descriptor.digest)
+    report = opened(consortium, desk.answer(asked(consortium, 1, point)))
     rows = np.genfromtxt(config.data, delimiter=",", skip_header=1)
     low, high = np.array([0.0, -1.0]), np.array([100.0, 1.0])
     scaled = (2 * rows[:, :2] - low - high) / (high - low) / np.sqrt(2)
@@ -321,10 +329,9 @@ def test_a_charge_is_on_disk_before_a_report_is_handed_out(
     consortium: Consortium, config: SiloConfig, ledger: Ledger, desk: StudyDesk
 ) -> None:
     """Seen from another connection, and with the very bytes."""
-    descriptor, query = asked(consortium, 1)
-    report = desk.answer(descriptor, query)
+    report = desk.answer(asked(consortium, 1))
     other = open_ledger(config)
-    assert other.stored(consortium.study, 1, descriptor.digest) == report
+    assert other.stored(consortium.study, 1) == report
     assert other.total().rounds == 1
     other.close()
 
@@ -336,19 +343,18 @@ def test_a_report_that_cannot_be_stored_is_not_handed_out(
     (pages,) = ledger.database.execute("PRAGMA page_count").fetchone()
     ledger.database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError):
-        desk.answer(*asked(consortium, 1))
+        desk.answer(asked(consortium, 1))
     assert ledger.total().rounds == 0
     ledger.database.execute("PRAGMA max_page_count = 1000000")
-    desk.answer(*asked(consortium, 1))
+    desk.answer(asked(consortium, 1))
     assert ledger.total().rounds == 1
 
 
 def test_an_onion_opens_in_its_own_round_only(consortium: Consortium, desk: StudyDesk) -> None:
-    first, query = asked(consortium, 1)
-    second, _ = asked(consortium, 2)
-    onion = desk.answer(first, query).onion
-    with pytest.raises(UnopenableLayer):
-        opened(consortium, onion, second.digest)
+    report = desk.answer(asked(consortium, 1))
+    for other in (asked(consortium, 2), asked(consortium, 1, attempt=2)):
+        with pytest.raises(UnopenableLayer):
+            opened(consortium, replace(report, descriptor=other.descriptor))
 
 
 def test_the_onions_of_all_silos_have_one_length(consortium: Consortium) -> None:
@@ -357,10 +363,10 @@ def test_the_onions_of_all_silos_have_one_length(consortium: Consortium) -> None
         config = approved_silo(consortium, index)
         ledger = open_ledger(config)
         desk = open_desk(config, consortium.study, ledger)
-        lengths |= {len(desk.answer(*asked(consortium, number)).onion) for number in (1, 2)}
+        lengths |= {len(desk.answer(asked(consortium, number)).onion) for number in (1, 2)}
         ledger.close()
-    width = consortium.study.mechanism().width
-    assert lengths == {onion_bytes(8 + width * 3, 0, mixes=2)}
+    payload = TOKEN_BYTES + 8 + consortium.study.mechanism().width * 3
+    assert lengths == {onion_bytes(payload, consortium.study, 0)}
 
 
 def test_a_point_is_read_as_little_endian_doubles(
@@ -368,7 +374,7 @@ def test_a_point_is_read_as_little_endian_doubles(
 ) -> None:
     """The bytes on the wire, not this machine's order, are the question."""
     query = round_pb2.Query(point=pack("<3d", 3.0, -2.0, 1.0)).SerializeToString()
-    descriptor, same = asked(consortium, 1, [3.0, -2.0, 1.0])
-    assert query == same
+    question = asked(consortium, 1, [3.0, -2.0, 1.0])
+    assert query == question.query
     desk = open_desk(config, consortium.study, ledger, no_noise)
-    assert len(desk.answer(descriptor, query).onion) > 0
+    assert len(desk.answer(question).onion) > 0

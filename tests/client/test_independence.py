@@ -60,11 +60,11 @@ def outcomes(made: Consortium, config: SiloConfig) -> list[tuple[str, str, int]]
 def _questions(made: Consortium, desk: StudyDesk) -> list[Callable[[], bytes]]:
     outside, inside = query_at([50.1, 0.0, 0.0]), query_at([0.0, 0.0, 0.0])
     return [
-        lambda: respond(desk, hostile(made, outside), outside).onion,
-        lambda: respond(desk, hostile(made, inside, round=6), inside).onion,
-        lambda: respond(desk, hostile(made, inside), outside).onion,
+        lambda: respond(made, desk, hostile(made, outside), outside).onion,
+        lambda: respond(made, desk, hostile(made, inside, round=6), inside).onion,
+        lambda: respond(made, desk, hostile(made, inside), outside).onion,
         *(
-            lambda number=number, point=point: desk.answer(*asked(made, number, point)).onion
+            lambda number=number, point=point: desk.answer(asked(made, number, point)).onion
             for number, point in (
                 (1, [0.0, 0.0, 0.0]),
                 (1, [0.0, 0.0, 0.0]),
@@ -112,9 +112,7 @@ def test_neighbouring_data_move_a_report_by_no_more_than_is_charged_for(
         ledger = open_ledger(config)
         desk = open_desk(config, made.study, ledger, no_noise)
         for number, point in enumerate(points, start=1):
-            descriptor, query = asked(made, number, point)
-            onion = desk.answer(descriptor, query).onion
-            reports.append(opened(made, onion, descriptor.digest))
+            reports.append(opened(made, desk.answer(asked(made, number, point))))
         ledger.close()
     moved = np.linalg.norm(np.array(reports[:3]) - np.array(reports[3:]), axis=1)
     charged = (
@@ -151,6 +149,6 @@ def test_reports_have_one_length_for_any_record_values(
         config = approved_silo(made)
         ledger = open_ledger(config)
         desk = open_desk(config, made.study, ledger)
-        lengths.add(len(desk.answer(*asked(made, 1)).onion))
+        lengths.add(len(desk.answer(asked(made, 1)).onion))
         ledger.close()
     assert len(lengths) == 1

@@ -1,14 +1,7 @@
-"""A lease at a silo, against a coordinator and a mix that do what each test says.
-
-Only the other parties are played: they are real gRPC servers with their own certificates and keys;
-desk, ledger, signatures and TLS are the silo's own.
-"""
+"""A lease at a silo, against a coordinator and a mix that do what each test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from hashlib import sha256
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,33 +10,42 @@ import grpc.aio
 import pytest
 from silomix.consortium import Consortium
 from silomix_client.config import SiloConfig
-from silomix_client.keystream import fresh_keystream
-from silomix_client.lease import Ending, Lease, LeaseHolder
-from silomix_client.ledger import Ledger
+from silomix_client.lease import Ending, Lease
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.batches import read_batch
-from silomix_protocol.descriptor import Descriptor, check
-from silomix_protocol.keys import SealKey, SigningKey, verify
-from silomix_protocol.onion import onion_bytes, open_layer
-from silomix_protocol.tls import Identity, peer_name
-from silomix_shuffler.register import RoundRegister
-from silomix_shuffler.rounds import Rounds
-from silomix_shuffler.service import MixService
+from silomix_proto import channel_pb2, mix_pb2, round_pb2
+from silomix_protocol.keys import SigningKey
+from silomix_protocol.roundkeys import sign_list
+from silomix_protocol.tokens import issuer
 from support.consortia import make_consortium
+from support.played import (
+    ENDED,
+    Event,
+    PlayedCoordinator,
+    PlayedMix,
+    Stage,
+    follow,
+    gated_digest,
+    holding,
+    opening,
+    round_with,
+    rounds_charged,
+    serving,
+)
 from support.silos import (
+    abandonments,
     approved_silo,
-    asked,
     copied,
+    give_tokens,
     hostile,
-    open_desk,
     open_ledger,
     query_at,
+    round_of,
     server_key,
+    stretch_of,
+    tokens_for,
     written,
 )
 
-Event = channel_pb2.ChannelEvent
 ORIGIN = [0.0, 0.0, 0.0]
 TRIES = 3
 
@@ -57,8 +59,10 @@ def one_mix(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
 @pytest.fixture
 def made(one_mix: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Consortium:
     """Three silos behind one mix; pauses between tries are taken out, connecting takes 0.3 s."""
-    monkeypatch.setattr("silomix_client.lease.random", SimpleNamespace(random=lambda: -1.0))
-    monkeypatch.setattr("silomix_client.lease._CONNECT_S", 0.3)
+    for module in ("lease", "submit"):
+        no_jitter = SimpleNamespace(random=lambda: -1.0)
+        monkeypatch.setattr(f"silomix_client.{module}.random", no_jitter)
+        monkeypatch.setattr(f"silomix_client.{module}._CONNECT_S", 0.3)
     monkeypatch.setattr("silomix_client.lease._CHANNEL_TRIES", TRIES)
     return copied(one_mix, tmp_path / "consortium")
 
@@ -68,187 +72,10 @@ def config(made: Consortium) -> SiloConfig:
     return approved_silo(made)
 
 
-# The mix, played ---------------------------------------------------------------------------------
-
-
-class PlayedMix(mix_pb2_grpc.MixServicer):
-    """Takes every report, keeps it, and gives the receipt that `reply` says."""
-
-    def __init__(self, made: Consortium) -> None:
-        folder = made.mixes[0].parent
-        self.study = made.study
-        self.sign_key = SigningKey.load(folder / "sign.key")
-        self.seal_key = SealKey.load(folder / "seal.key")
-        self.onions: asyncio.Queue[bytes] = asyncio.Queue()
-        self.breaks = 0  # streams to break after a report, before its receipt
-        self.reply: Callable[[bytes, bytes], mix_pb2.Receipt] = self.accept
-
-    async def Submit(  # noqa: N802
-        self,
-        request_iterator: AsyncIterator[mix_pb2.SubmitFrame],
-        context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[mix_pb2.Receipt]:
-        silo = self.study.silo(peer_name(context))
-        assert silo is not None
-        async for frame in request_iterator:
-            assert frame.header.bytes == len(frame.chunk)
-            digest = check(frame.header.descriptor, self.study).digest
-            report = sha256(frame.chunk).digest()
-            verify(silo.sign_key, frame.header.signature, "report", digest, report)
-            self.onions.put_nowait(frame.chunk)
-            if self.breaks:
-                self.breaks -= 1
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the test")
-            yield self.reply(digest, report)
-
-    def accept(self, digest: bytes, report: bytes) -> mix_pb2.Receipt:
-        signature = self.sign_key.sign("receipt", digest, report)
-        return mix_pb2.Receipt(status=mix_pb2.Receipt.ACCEPTED, signature=signature)
-
-    async def sealed(self, descriptor: Descriptor) -> bytes:
-        """SHA-256 of what the next report holds for the server."""
-        onion = await self.onions.get()
-        return sha256(open_layer(onion, self.seal_key, 0, descriptor.digest)).digest()
-
-
-# The coordinator, played -------------------------------------------------------------------------
-
-
-@dataclass
-class Stage:
-    """What a script of the coordinator has at hand."""
-
-    made: Consortium
-    mix: PlayedMix
-    context: grpc.aio.ServicerContext
-
-    def opened(self, round_number: int) -> tuple[Descriptor, list[Event]]:
-        descriptor, query = asked(self.made, round_number)
-        return descriptor, opening(descriptor.to_wire(), query)
-
-    def closed(
-        self, descriptor: Descriptor, reports: list[bytes], key: SigningKey | None = None
-    ) -> Event:
-        parts = descriptor.digest, b"\0", b"".join(reports)
-        signature = (key or server_key(self.made)).sign("closed", *parts)
-        closed = channel_pb2.RoundClosed(
-            digest=descriptor.digest, reports=reports, signature=signature
-        )
-        return Event(closed=closed)
-
-    async def broken(self) -> None:
-        await self.context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the test")
-
-
-def opening(signed: round_pb2.SignedDescriptor, query: bytes) -> list[Event]:
-    opened = channel_pb2.RoundOpened(descriptor=signed, query_bytes=len(query))
-    return [Event(opened=opened), Event(query_chunk=query)]
-
-
-ENDED = Event(ended=channel_pb2.LeaseEnded(reason="all rounds done"))
-Script = Callable[[Stage], AsyncIterator[Event]]
-
-
-@dataclass
-class PlayedCoordinator(channel_pb2_grpc.RoundChannelServicer):
-    """Plays one script per connection; the last one again for all that follow."""
-
-    made: Consortium
-    mix: PlayedMix
-    scripts: list[Script]
-    requests: list[channel_pb2.FollowRequest] = field(default_factory=list)
-
-    async def Follow(  # noqa: N802
-        self, request: channel_pb2.FollowRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[Event]:
-        assert peer_name(context) == "silo-1"
-        self.requests.append(request)
-        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
-        async for event in script(Stage(self.made, self.mix, context)):
-            yield event
-
-
-@asynccontextmanager
-async def serving(
-    made: Consortium,
-    channel: channel_pb2_grpc.RoundChannelServicer | None,
-    mix: mix_pb2_grpc.MixServicer,
-    party: str = "server",
-) -> AsyncIterator[None]:
-    """Coordinator (under the certificate of `party`) and mix at the study's addresses."""
-    study = made.study
-    servers = [Identity.load("mix-1", made.folder / "mix-1").server(study.mixes[0].address)]
-    mix_pb2_grpc.add_MixServicer_to_server(mix, servers[0])
-    if channel is not None:
-        folder = made.folder / party
-        servers.append(Identity.load(party, folder).server(study.server.channel_address))
-        channel_pb2_grpc.add_RoundChannelServicer_to_server(channel, servers[1])
-    for server in servers:
-        await server.start()
-    try:
-        yield
-    finally:
-        for server in servers:
-            await server.stop(None)
-
-
-@asynccontextmanager
-async def holding(
-    config: SiloConfig, made: Consortium, ledger: Ledger
-) -> AsyncIterator[LeaseHolder]:
-    desk = open_desk(config, made.study, ledger, fresh_keystream)
-    sign_key = SigningKey.load(config.folder / "sign.key")
-    holder = LeaseHolder(desk, Identity.load(config.name, config.folder), sign_key)
-    try:
-        yield holder
-    finally:
-        await holder.close()
-        ledger.close()
-
-
-def follow(
-    made: Consortium,
-    config: SiloConfig,
-    *scripts: Script,
-    prepare: Callable[[PlayedMix], None] = lambda mix: None,
-    deadline_s: float = 30.0,
-    lifetime: PrivacyTarget | None = None,
-) -> tuple[Ending, int, PlayedMix, PlayedCoordinator]:
-    """One lease from its first to its last event."""
-
-    async def play() -> tuple[Ending, int, PlayedMix, PlayedCoordinator]:
-        mix = PlayedMix(made)
-        prepare(mix)
-        coordinator = PlayedCoordinator(made, mix, list(scripts))
-        ledger = open_ledger(config, lifetime)
-        async with serving(made, coordinator, mix), holding(config, made, ledger) as holder:
-            ending, answered = await holder.follow(Lease("lease-1", deadline_s))
-        return ending, answered, mix, coordinator
-
-    return asyncio.run(asyncio.wait_for(play(), 40.0))
-
-
-def rounds_charged(config: SiloConfig) -> int:
-    ledger = open_ledger(config)
-    try:
-        return ledger.total().rounds
-    finally:
-        ledger.close()
-
-
-def left_over(mix: PlayedMix) -> list[bytes]:
-    """Reports that reached the mix and that no script took."""
-    return [mix.onions.get_nowait() for _ in range(mix.onions.qsize())]
-
-
-async def round_with(
-    stage: Stage, number: int, published: Callable[[bytes], list[bytes]] = lambda sealed: [sealed]
-) -> AsyncIterator[Event]:
-    """One whole round; `published` makes the closing list from the silo's own digest."""
-    descriptor, events = stage.opened(number)
-    for event in events:
+async def asking(stage: Stage, number: int = 1) -> AsyncIterator[Event]:
+    """A round is opened, and that is all."""
+    for event in stage.opened(number)[1]:
         yield event
-    yield stage.closed(descriptor, published(await stage.mix.sealed(descriptor)))
 
 
 # How a lease ends --------------------------------------------------------------------------------
@@ -263,11 +90,11 @@ def test_a_lease_whose_rounds_were_all_answered_is_done(
                 yield event
         yield ENDED
 
-    ending, answered, mix, coordinator = follow(made, config, script)
-    assert (ending, answered) == (Ending.DONE, 5)
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 5)
     assert rounds_charged(config) == 5
-    assert left_over(mix) == []
-    assert [(entry.lease, entry.study) for entry in coordinator.requests] == [
+    assert followed.mix.left_over() == []
+    assert [(entry.lease, entry.study) for entry in followed.coordinator.requests] == [
         ("lease-1", made.study.identity)
     ]
 
@@ -281,10 +108,10 @@ def test_what_reaches_the_mix_is_what_the_ledger_keeps(
             yield event
         yield ENDED
 
-    _, _, mix, _ = follow(made, config, script)
-    (onion,) = left_over(mix)
+    followed = follow(made, config, script)
+    (onion,) = followed.mix.left_over()
     ledger = open_ledger(config)
-    stored = ledger.stored(made.study, 1, asked(made, 1)[0].digest)
+    stored = ledger.stored(made.study, 1)
     ledger.close()
     assert stored is not None
     assert stored.onion == onion
@@ -296,16 +123,16 @@ def test_a_lease_ends_at_its_deadline(made: Consortium, config: SiloConfig) -> N
             yield event
         await asyncio.Event().wait()
 
-    ending, answered, _, _ = follow(made, config, script, deadline_s=0.6)
-    assert (ending, answered) == (Ending.DEADLINE, 1)
+    followed = follow(made, config, script, deadline_s=0.6)
+    assert followed.outcome == (Ending.DEADLINE, 1)
 
 
 def test_the_stop_signal_of_an_idle_lease_ends_it(made: Consortium, config: SiloConfig) -> None:
     async def script(stage: Stage) -> AsyncIterator[Event]:
         yield ENDED
 
-    ending, answered, _, _ = follow(made, config, script)
-    assert (ending, answered) == (Ending.DONE, 0)
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 0)
     assert rounds_charged(config) == 0
 
 
@@ -316,16 +143,18 @@ def test_a_lease_ends_when_the_budget_is_exhausted(made: Consortium, config: Sil
                 yield event
 
     lowered = PrivacyTarget(0.9, made.study.target.delta)
-    ending, answered, mix, _ = follow(made, config, script, lifetime=lowered)
-    assert (ending, answered) == (Ending.BUDGET, 1)
-    assert left_over(mix) == []
+    followed = follow(made, config, script, lifetime=lowered)
+    assert followed.outcome == (Ending.BUDGET, 1)
+    assert followed.mix.left_over() == []
     assert rounds_charged(config) == 1
 
 
 # What a lease refuses ----------------------------------------------------------------------------
 
 
-def refused(made: Consortium, config: SiloConfig, events: list[Event]) -> None:
+def refused(
+    made: Consortium, config: SiloConfig, events: list[Event], *, kind: bool = True
+) -> None:
     """These events end the lease as refused; nothing is charged, nothing is sent."""
 
     async def script(stage: Stage) -> AsyncIterator[Event]:
@@ -333,10 +162,13 @@ def refused(made: Consortium, config: SiloConfig, events: list[Event]) -> None:
             yield event
         await asyncio.Event().wait()
 
+    ledger = open_ledger(config)
+    give_tokens(ledger, made.study)
+    ledger.close()
     before = written(config)
-    ending, answered, mix, _ = follow(made, config, script)
-    assert (ending, answered) == (Ending.REFUSED, 0)
-    assert left_over(mix) == []
+    followed = follow(made, config, script, kind=kind)
+    assert followed.outcome == (Ending.REFUSED, 0)
+    assert followed.mix.left_over() == []
     assert written(config) == before
 
 
@@ -346,20 +178,20 @@ def test_a_descriptor_signed_by_another_party_ends_the_lease(
 ) -> None:
     query = query_at(ORIGIN)
     key = SigningKey.load(made.folder / signer / "sign.key")
-    refused(made, config, opening(hostile(made, query, key), query))
+    refused(made, config, opening(made, hostile(made, query, key), query))
 
 
-@pytest.mark.parametrize("fields", [{"round": 6}, {"round": 0}, {"silos": ["silo-2", "silo-3"]}])
+@pytest.mark.parametrize("fields", [{"round": 6}, {"round": 0}, {"silos": b"\x06"}])
 def test_a_round_outside_the_study_ends_the_lease(
     made: Consortium, config: SiloConfig, fields: dict[str, object]
 ) -> None:
     query = query_at(ORIGIN)
-    refused(made, config, opening(hostile(made, query, **fields), query))
+    refused(made, config, opening(made, hostile(made, query, **fields), query))
 
 
 def test_a_point_outside_the_ball_ends_the_lease(made: Consortium, config: SiloConfig) -> None:
     query = query_at([50.1, 0.0, 0.0])
-    refused(made, config, opening(hostile(made, query), query))
+    refused(made, config, opening(made, hostile(made, query), query))
 
 
 def test_a_query_announced_larger_than_the_study_allows_is_not_even_read(
@@ -371,26 +203,26 @@ def test_a_query_announced_larger_than_the_study_allows_is_not_even_read(
 
 
 def test_a_query_that_breaks_off_ends_the_lease(made: Consortium, config: SiloConfig) -> None:
-    first, _ = opening(hostile(made, query_at(ORIGIN)), query_at(ORIGIN))
+    first, _ = opening(made, hostile(made, query_at(ORIGIN)), query_at(ORIGIN))
     refused(made, config, [first, Event(query_chunk=b"\x0a"), ENDED])
 
 
 def test_a_query_longer_than_announced_ends_the_lease(made: Consortium, config: SiloConfig) -> None:
-    first, chunk = opening(hostile(made, query_at(ORIGIN)), query_at(ORIGIN))
+    first, chunk = opening(made, hostile(made, query_at(ORIGIN)), query_at(ORIGIN))
     refused(made, config, [first, Event(query_chunk=chunk.query_chunk + b"\0")])
 
 
 def test_a_query_may_come_in_pieces(made: Consortium, config: SiloConfig) -> None:
     async def script(stage: Stage) -> AsyncIterator[Event]:
-        descriptor, (first, chunk) = stage.opened(1)
+        _, (first, chunk) = stage.opened(1)
         yield first
         for byte in chunk.query_chunk:
             yield Event(query_chunk=bytes([byte]))
-        yield stage.closed(descriptor, [await stage.mix.sealed(descriptor)])
+        await stage.mix.onions.get()
         yield ENDED
 
-    ending, answered, _, _ = follow(made, config, script)
-    assert (ending, answered) == (Ending.DONE, 1)
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 1)
 
 
 def test_the_same_round_with_another_query_ends_the_lease(
@@ -400,97 +232,207 @@ def test_the_same_round_with_another_query_ends_the_lease(
         async for event in round_with(stage, 1):
             yield event
         query = query_at([1.0, 0.0, 0.0])
-        for event in opening(hostile(made, query), query):
+        for event in opening(made, hostile(made, query), query):
             yield event
         await asyncio.Event().wait()
 
-    ending, answered, mix, _ = follow(made, config, script)
-    assert (ending, answered) == (Ending.REFUSED, 1)
-    assert left_over(mix) == []
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.REFUSED, 1)
+    assert followed.mix.left_over() == []
     assert rounds_charged(config) == 1
 
 
-def test_a_closing_list_that_the_server_did_not_sign_ends_the_lease(
+def test_a_server_key_that_the_descriptor_does_not_name_ends_the_lease(
     made: Consortium, config: SiloConfig
 ) -> None:
+    first, chunk = opening(made, hostile(made, query_at(ORIGIN)), query_at(ORIGIN))
+    first.opened.server_key = round_of(made, 2).server.public
+    refused(made, config, [first, chunk])
+
+
+def test_mix_keys_that_the_descriptor_does_not_name_end_the_lease(
+    made: Consortium, config: SiloConfig
+) -> None:
+    first, chunk = opening(made, hostile(made, query_at(ORIGIN)), query_at(ORIGIN))
+    first.opened.mix_keys[0].CopyFrom(round_of(made, 2).mix_keys[0])
+    refused(made, config, [first, chunk])
+
+
+def test_mix_keys_that_no_mix_vouched_for_end_the_lease(
+    made: Consortium, config: SiloConfig
+) -> None:
+    """No stretch was announced; or one, which the server signed itself."""
+    asked = opening(made, hostile(made, query_at(ORIGIN)), query_at(ORIGIN))
+    refused(made, config, asked, kind=False)
+    stretch = stretch_of(made)
+    keys = [round_of(made, 1 + each).mix_keys[0] for each in range(5)]
+    stretch.lists[0].CopyFrom(sign_list(made.study, 1, 1, keys, server_key(made)))
+    refused(made, config, [Event(stretch=stretch), *asked], kind=False)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event(),
+        Event(query_chunk=b"out of turn"),
+        Event(tokens=channel_pb2.TokenReply(first_round=1, evaluated=[b""] * 5)),
+        Event(stretch=channel_pb2.StretchOpened()),
+        Event(stretch=channel_pb2.StretchOpened(first_round=2**32 - 1)),
+    ],
+    ids=["nothing", "a-chunk", "tokens", "an-empty-stretch", "a-stretch-far-away"],
+)
+def test_an_event_that_has_no_place_here_ends_the_lease(
+    made: Consortium, config: SiloConfig, event: Event
+) -> None:
+    refused(made, config, [event])
+
+
+# Tokens ------------------------------------------------------------------------------------------
+
+
+def test_a_round_without_a_token_is_passed_over_and_the_lease_goes_on(
+    made: Consortium, config: SiloConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     async def script(stage: Stage) -> AsyncIterator[Event]:
-        descriptor, events = stage.opened(1)
-        for event in events:
+        yield Event(stretch=stretch_of(made))
+        reply = tokens_for(made.study, (await stage.said("tokens")).tokens)
+        reply.evaluated[0] = b""
+        yield Event(tokens=reply)
+        async for event in asking(stage, 1):
             yield event
-        sealed = await stage.mix.sealed(descriptor)
-        yield stage.closed(descriptor, [sealed], key=stage.mix.sign_key)
+        async for event in round_with(stage, 2):
+            yield event
         yield ENDED
 
-    ending, answered, _, _ = follow(made, config, script)
-    assert (ending, answered) == (Ending.REFUSED, 1)
+    followed = follow(made, config, script, kind=False)
+    assert followed.outcome == (Ending.DONE, 1)
+    assert "token_missing round=1" in caplog.text
+    assert rounds_charged(config) == 1
+    assert followed.mix.left_over() == []
 
 
-# Inclusion ---------------------------------------------------------------------------------------
-
-
-def lists_of(*published: Callable[[bytes], list[bytes]]) -> Script:
-    """A lease whose rounds close with these lists, made from the silo's own digest."""
-
-    async def script(stage: Stage) -> AsyncIterator[Event]:
-        for number, make in enumerate(published, start=1):
-            async for event in round_with(stage, number, make):
-                yield event
-        yield ENDED
-
-    return script
-
-
-def there(sealed: bytes) -> list[bytes]:
-    return [bytes(32), sealed, b"\1" * 32]
-
-
-def dropped(sealed: bytes) -> list[bytes]:
-    return [bytes(32), b"\1" * 32]
-
-
-def test_a_silo_missing_from_two_closing_lists_stops_answering(
+def test_a_round_that_comes_before_its_token_is_answered_when_the_token_is_there(
     made: Consortium, config: SiloConfig
 ) -> None:
-    script = lists_of(dropped, dropped, there, there)
-    ending, answered, mix, _ = follow(made, config, script)
-    assert (ending, answered) == (Ending.MISSING, 2)
-    assert left_over(mix) == []
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        yield Event(stretch=stretch_of(made))
+        async for event in asking(stage, 1):
+            yield event
+        request = (await stage.said("tokens")).tokens
+        assert stage.mix.onions.empty()
+        yield Event(tokens=tokens_for(made.study, request))
+        await stage.mix.onions.get()
+        yield ENDED
+
+    assert follow(made, config, script, kind=False).outcome == (Ending.DONE, 1)
+
+
+def test_tokens_are_asked_for_once_and_again_only_with_the_same_elements(
+    made: Consortium, config: SiloConfig
+) -> None:
+    """The connection breaks before the server answered; then after it did."""
+    requests: list[channel_pb2.TokenRequest] = []
+
+    async def breaking(stage: Stage) -> AsyncIterator[Event]:
+        yield Event(stretch=stretch_of(made))
+        requests.append((await stage.said("tokens")).tokens)
+        if len(requests) == 2:
+            yield Event(tokens=tokens_for(made.study, requests[-1]))
+        await stage.broken()
+
+    async def ending(stage: Stage) -> AsyncIterator[Event]:
+        yield Event(stretch=stretch_of(made))
+        requests.append((await stage.said("tokens")).tokens)
+        yield ENDED
+
+    follow(made, config, breaking, breaking, ending, kind=False)
+    assert requests[0] == requests[1]
+    assert list(requests[2].blinded) == [b""] * 5
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_token_whose_proof_does_not_hold_ends_the_lease(
+    made: Consortium, config: SiloConfig, cut: int
+) -> None:
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        yield Event(stretch=stretch_of(made))
+        reply = tokens_for(made.study, (await stage.said("tokens")).tokens)
+        reply.evaluated[3] = reply.evaluated[4][: 96 - cut]
+        yield Event(tokens=reply)
+        await asyncio.Event().wait()
+
+    before = written(config)
+    assert follow(made, config, script, kind=False).outcome == (Ending.REFUSED, 0)
+    assert written(config) == before
+
+
+def test_a_token_of_another_key_than_the_round_s_ends_the_lease(
+    made: Consortium, config: SiloConfig
+) -> None:
+    other = issuer(bytes(32), made.study.identity)
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        stretch = stretch_of(made)
+        stretch.token_keys[0] = other.public_key(1)
+        yield Event(stretch=stretch)
+        request = (await stage.said("tokens")).tokens
+        reply = tokens_for(made.study, request)
+        reply.evaluated[0] = other.evaluate(1, request.blinded[0])
+        yield Event(tokens=reply)
+        async for event in asking(stage, 1):
+            yield event
+        await asyncio.Event().wait()
+
+    followed = follow(made, config, script, kind=False)
+    assert followed.outcome == (Ending.REFUSED, 0)
+    assert rounds_charged(config) == 0
+    assert followed.mix.left_over() == []
+
+
+# Attempts ----------------------------------------------------------------------------------------
+
+
+def test_an_abandoned_attempt_is_followed_by_another_at_no_charge(
+    made: Consortium, config: SiloConfig
+) -> None:
+    """And it is no missing report, however often it happens."""
+    onions: list[bytes] = []
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        abandoned: list[round_pb2.Abandonment] = []
+        for attempt in (1, 2, 3, 4):
+            descriptor, events = stage.opened(1, attempt, abandoned)
+            for event in events:
+                yield event
+            onions.append(await stage.mix.onions.get())
+            abandoned += abandonments(made, descriptor.digest)
+        yield stage.committed(descriptor, [gated_digest(made, onions[-1], descriptor)])
+        yield stage.closed(descriptor)
+        async for event in round_with(stage, 2):
+            yield event
+        yield ENDED
+
+    assert follow(made, config, script).outcome == (Ending.DONE, 5)
+    assert len(set(onions)) == 4
     assert rounds_charged(config) == 2
 
 
-def test_a_silo_missing_from_one_closing_list_goes_on(made: Consortium, config: SiloConfig) -> None:
-    ending, answered, _, _ = follow(made, config, lists_of(there, dropped, there))
-    assert (ending, answered) == (Ending.DONE, 3)
-
-
-def test_a_closing_list_that_swaps_the_digest_of_the_onion_for_that_of_the_report_is_a_missing_one(
-    made: Consortium, config: SiloConfig
-) -> None:
-    """Only the innermost layer shows that the server has the report itself."""
-
-    def almost(sealed: bytes) -> list[bytes]:
-        return [sealed[:-1] + bytes([sealed[-1] ^ 1]), sealed + b"\0"]
-
-    ending, _, _, _ = follow(made, config, lists_of(almost, almost))
-    assert ending is Ending.MISSING
-
-
-def test_a_closing_list_of_another_round_neither_helps_nor_harms(
+def test_an_attempt_that_not_every_mix_abandoned_is_not_followed_by_another(
     made: Consortium, config: SiloConfig
 ) -> None:
     async def script(stage: Stage) -> AsyncIterator[Event]:
-        other, _ = stage.opened(2)
-        descriptor, events = stage.opened(1)
-        for event in events:
+        async for event in asking(stage, 1):
             yield event
-        sealed = await stage.mix.sealed(descriptor)
-        for _ in range(3):
-            yield stage.closed(other, [])
-        yield stage.closed(descriptor, [sealed])
-        yield ENDED
+        await stage.mix.onions.get()
+        wrong = abandonments(made, round_of(made, 2).digest)
+        for event in stage.opened(1, 2, wrong)[1]:
+            yield event
+        await asyncio.Event().wait()
 
-    ending, answered, _, _ = follow(made, config, script)
-    assert (ending, answered) == (Ending.DONE, 1)
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.REFUSED, 1)
+    assert followed.mix.left_over() == []
+    assert rounds_charged(config) == 1
 
 
 # Broken channels ---------------------------------------------------------------------------------
@@ -513,14 +455,14 @@ def test_a_silo_that_lost_the_channel_answers_the_same_round_with_the_same_bytes
         for event in events:
             yield event
         taken.append(await stage.mix.onions.get())
-        inner = open_layer(taken[-1], stage.mix.seal_key, 0, descriptor.digest)
-        yield stage.closed(descriptor, [sha256(inner).digest()])
+        yield stage.committed(descriptor, [gated_digest(made, taken[-1], descriptor)])
+        yield stage.closed(descriptor)
         yield ENDED
 
     breaks = TRIES + 2  # more than a silent channel would be forgiven: each brought a round
-    ending, _, _, coordinator = follow(made, config, *[broken] * breaks, again)
-    assert ending is Ending.DONE
-    assert len(coordinator.requests) == len(taken) == breaks + 1
+    followed = follow(made, config, *[broken] * breaks, again)
+    assert followed.ending is Ending.DONE
+    assert len(followed.coordinator.requests) == len(taken) == breaks + 1
     assert len(set(taken)) == 1
     assert rounds_charged(config) == 1
 
@@ -534,7 +476,7 @@ def test_a_new_lease_that_asks_the_answered_round_again_gets_the_same_bytes(
             yield event
         yield ENDED
 
-    onions = [left_over(follow(made, config, script)[2]) for _ in range(2)]
+    onions = [follow(made, config, script).mix.left_over() for _ in range(2)]
     assert len(onions[0]) == 1
     assert onions[0] == onions[1]
     assert rounds_charged(config) == 1
@@ -547,9 +489,9 @@ def test_a_channel_that_closes_without_ending_the_lease_is_dialled_a_few_times_t
         for event in ():
             yield event
 
-    ending, answered, _, coordinator = follow(made, config, silent)
-    assert (ending, answered) == (Ending.CHANNEL_LOST, 0)
-    assert len(coordinator.requests) == TRIES
+    followed = follow(made, config, silent)
+    assert followed.outcome == (Ending.CHANNEL_LOST, 0)
+    assert len(followed.coordinator.requests) == TRIES
 
 
 def test_a_channel_that_keeps_breaking_is_lost(made: Consortium, config: SiloConfig) -> None:
@@ -557,9 +499,9 @@ def test_a_channel_that_keeps_breaking_is_lost(made: Consortium, config: SiloCon
         await stage.broken()
         yield ENDED
 
-    ending, answered, _, coordinator = follow(made, config, breaking)
-    assert (ending, answered) == (Ending.CHANNEL_LOST, 0)
-    assert len(coordinator.requests) == TRIES
+    followed = follow(made, config, breaking)
+    assert followed.outcome == (Ending.CHANNEL_LOST, 0)
+    assert len(followed.coordinator.requests) == TRIES
 
 
 def test_a_lease_that_the_coordinator_does_not_know_is_lost_at_once(
@@ -569,9 +511,9 @@ def test_a_lease_that_the_coordinator_does_not_know_is_lost_at_once(
         await stage.context.abort(grpc.StatusCode.PERMISSION_DENIED, "that lease is not open")
         yield ENDED
 
-    ending, answered, _, coordinator = follow(made, config, unknown)
-    assert (ending, answered) == (Ending.CHANNEL_LOST, 0)
-    assert len(coordinator.requests) == 1
+    followed = follow(made, config, unknown)
+    assert followed.outcome == (Ending.CHANNEL_LOST, 0)
+    assert len(followed.coordinator.requests) == 1
 
 
 def unanswered(made: Consortium, config: SiloConfig, party: str | None) -> PlayedCoordinator:
@@ -626,8 +568,8 @@ def test_a_report_is_sent_again_with_the_same_bytes_when_the_mix_breaks_off(
         for event in events:
             yield event
         taken.extend([await stage.mix.onions.get() for _ in range(2)])
-        inner = open_layer(taken[1], stage.mix.seal_key, 0, descriptor.digest)
-        yield stage.closed(descriptor, [sha256(inner).digest()])
+        yield stage.committed(descriptor, [gated_digest(made, taken[1], descriptor)])
+        yield stage.closed(descriptor)
         async for event in round_with(stage, 2):
             yield event
         yield ENDED
@@ -635,10 +577,10 @@ def test_a_report_is_sent_again_with_the_same_bytes_when_the_mix_breaks_off(
     def break_once(mix: PlayedMix) -> None:
         mix.breaks = 1
 
-    ending, answered, mix, _ = follow(made, config, script, prepare=break_once)
-    assert (ending, answered) == (Ending.DONE, 2)
+    followed = follow(made, config, script, prepare=break_once)
+    assert followed.outcome == (Ending.DONE, 2)
     assert taken[0] == taken[1]
-    assert left_over(mix) == []
+    assert followed.mix.left_over() == []
 
 
 def test_a_mix_that_always_breaks_off_costs_a_few_tries_and_the_lease_goes_on(
@@ -652,11 +594,27 @@ def test_a_mix_that_always_breaks_off_costs_a_few_tries_and_the_lease_goes_on(
     def break_always(mix: PlayedMix) -> None:
         mix.breaks = 1000
 
-    ending, answered, mix, _ = follow(made, config, script, prepare=break_always)
-    assert (ending, answered) == (Ending.DONE, 1)
-    onions = left_over(mix)
+    followed = follow(made, config, script, prepare=break_always)
+    assert followed.outcome == (Ending.DONE, 1)
+    onions = followed.mix.left_over()
     assert len(onions) == 4
     assert len(set(onions)) == 1
+
+
+def test_a_mix_that_says_the_round_is_over_is_not_asked_again(
+    made: Consortium, config: SiloConfig
+) -> None:
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in asking(stage, 1):
+            yield event
+        yield ENDED
+
+    def over(mix: PlayedMix) -> None:
+        mix.breaks, mix.code = 1000, grpc.StatusCode.FAILED_PRECONDITION
+
+    followed = follow(made, config, script, prepare=over)
+    assert followed.outcome == (Ending.DONE, 1)
+    assert len(followed.mix.left_over()) == 1
 
 
 def test_a_refusing_mix_does_not_end_the_lease(made: Consortium, config: SiloConfig) -> None:
@@ -669,9 +627,9 @@ def test_a_refusing_mix_does_not_end_the_lease(made: Consortium, config: SiloCon
         receipt = mix_pb2.Receipt(status=mix_pb2.Receipt.REFUSED, reason="this round is over")
         mix.reply = lambda digest, report: receipt
 
-    ending, answered, mix, _ = follow(made, config, script, prepare=refuse)
-    assert (ending, answered) == (Ending.DONE, 1)
-    assert len(left_over(mix)) == 1
+    followed = follow(made, config, script, prepare=refuse)
+    assert followed.outcome == (Ending.DONE, 1)
+    assert len(followed.mix.left_over()) == 1
 
 
 def test_a_receipt_that_the_mix_did_not_sign_ends_the_lease(
@@ -683,66 +641,29 @@ def test_a_receipt_that_the_mix_did_not_sign_ends_the_lease(
         await asyncio.Event().wait()
 
     def forge(mix: PlayedMix) -> None:
-        mix.reply = lambda digest, report: mix_pb2.Receipt(
-            status=mix_pb2.Receipt.ACCEPTED, signature=mix.sign_key.sign("receipt", digest, digest)
-        )
+        mix.reply = lambda digest, report: mix.accept(digest, bytes(32))
 
-    ending, answered, _, _ = follow(made, config, script, prepare=forge)
-    assert (ending, answered) == (Ending.REFUSED, 1)
+    followed = follow(made, config, script, prepare=forge)
+    assert followed.outcome == (Ending.REFUSED, 1)
 
 
-def test_through_a_real_mix_the_report_arrives_and_is_found_in_the_closing_list(
-    made: Consortium, config: SiloConfig, tmp_path: Path
+def test_a_receipt_for_another_silo_ends_the_lease_and_is_not_kept(
+    made: Consortium, config: SiloConfig
 ) -> None:
-    """The coordinator is played, the mix is the shipped one."""
+    """With it the silo could not complain: the receipt says whose report it is for."""
 
-    @dataclass
-    class Collecting(channel_pb2_grpc.RoundChannelServicer):
-        reports: list[bytes] = field(default_factory=list)
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in asking(stage):
+            yield event
+        await asyncio.Event().wait()
 
-        async def Follow(  # noqa: N802
-            self, request: channel_pb2.FollowRequest, context: grpc.aio.ServicerContext
-        ) -> AsyncIterator[Event]:
-            stage = Stage(made, PlayedMix(made), context)
-            for number in (1, 2, 3):
-                signed = hostile(made, query_at(ORIGIN), round=number, silos=["silo-1"])
-                descriptor = check(signed, made.study)
-                for event in opening(signed, query_at(ORIGIN)):
-                    yield event
-                (report,) = await collected(made, descriptor)
-                self.reports.append(report)
-                yield stage.closed(descriptor, [sha256(report).digest()])
-            yield ENDED
+    def another_s(mix: PlayedMix) -> None:
+        mix.reply = lambda digest, report: mix.accept(digest, report, place=1)
 
-    async def play() -> tuple[Ending, int, list[bytes]]:
-        folder = made.mixes[0].parent
-        rounds = Rounds(
-            Identity.load("mix-1", folder),
-            (made.study,),
-            SigningKey.load(folder / "sign.key"),
-            SealKey.load(folder / "seal.key"),
-            RoundRegister(tmp_path / "rounds.sqlite"),
-            1.0,
-        )
-        mix = MixService(rounds, SigningKey.load(folder / "sign.key"), (made.study,))
-        channel = Collecting()
-        ledger = open_ledger(config)
-        async with serving(made, channel, mix), holding(config, made, ledger) as holder:
-            ending, answered = await holder.follow(Lease("lease-1", 30.0))
-        await rounds.close()
-        return ending, answered, channel.reports
-
-    ending, answered, reports = asyncio.run(asyncio.wait_for(play(), 40.0))
-    assert (ending, answered) == (Ending.DONE, 3)
-    assert len(set(reports)) == 3
-
-
-async def collected(made: Consortium, descriptor: Descriptor) -> tuple[bytes, ...]:
-    """The batch of a round, as the coordinator fetches it from the last mix."""
-    study = made.study
-    identity = Identity.load("server", made.server.parent)
-    async with identity.channel("mix-1", study.mixes[0].address) as channel:
-        frames = mix_pb2_grpc.MixStub(channel).Collect(descriptor.to_wire(), wait_for_ready=True)
-        length = onion_bytes(8 + study.mechanism().width * study.task.dimension, 1, 1)
-        batch = await read_batch(aiter(frames), study, study.mixes[0].sign_key, length)
-    return batch.reports
+    followed = follow(made, config, script, prepare=another_s)
+    assert followed.outcome == (Ending.REFUSED, 1)
+    ledger = open_ledger(config)
+    known = ledger.reports.afterwards(made.study.identity, round_of(made, 1).digest)
+    ledger.close()
+    assert known is not None
+    assert known.receipt is None

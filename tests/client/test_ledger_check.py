@@ -48,7 +48,7 @@ def ledger(consortium: Consortium, config: SiloConfig) -> Iterator[Ledger]:
     ledger = open_ledger(config)
     desk = open_desk(config, consortium.study, ledger)
     for round_number in (1, 2, 4):
-        desk.answer(*asked(consortium, round_number))
+        desk.answer(asked(consortium, round_number))
     yield ledger
     ledger.close()
 
@@ -107,7 +107,11 @@ def test_an_empty_ledger_is_whole(
         ("DELETE FROM tallies", "sums do not follow"),
         ("DELETE FROM answers WHERE round = 4", "answers are not"),
         ("UPDATE answers SET digest = zeroblob(32) WHERE round = 4", "answers are not"),
+        ("UPDATE answers SET query = zeroblob(32) WHERE round = 4", "answers are not"),
         ("UPDATE answers SET round = 3 WHERE round = 4", "answers are not"),
+        ("UPDATE reports SET round = 2", "was never charged"),
+        ("UPDATE reports SET digest = zeroblob(32)", "was never charged"),
+        ("UPDATE reports SET descriptor = zeroblob(9)", "stored report of study"),
         ("UPDATE studies SET partition = zeroblob(32)", "entry 1.*split into phases was changed"),
         ("UPDATE studies SET closed = 4", "list of studies"),
         ("UPDATE studies SET population = 'nobody'", "list of studies"),
@@ -134,6 +138,7 @@ def test_every_change_of_a_table_is_found(ledger: Ledger, statement: str, messag
         (3, lambda body: body.update(kind="nothing"), "unknown kind"),
         (3, lambda body: body.pop("event"), "cannot be read"),
         (3, lambda body: body.update(query="00" * 32), "answers are not"),
+        (3, lambda body: body.update(digest="00" * 32), "answers are not"),
         (
             1,
             lambda body: body["plan"][0]["event"].update(sensitivity=1.0),
@@ -162,7 +167,7 @@ def test_a_ledger_that_was_rolled_back_is_found_by_a_noted_head(
     backup = sqlite3.connect(":memory:")
     ledger.database.backup(backup)
     earlier = verify(ledger).head.hex()
-    open_desk(config, consortium.study, ledger).answer(*asked(consortium, 5))
+    open_desk(config, consortium.study, ledger).answer(asked(consortium, 5))
     noted = verify(ledger).head.hex()
     found = verify(ledger, earlier[:16])
     assert (found.entries, found.earlier) == (5, 4)
@@ -203,7 +208,7 @@ def test_a_closed_study_is_answered_no_more_and_frees_what_it_did_not_spend(
     assert (reserved.rounds, reserved.epsilon()) == (5, pytest.approx(2))
     ledger.close_study(consortium.study.identity, NOW)
     with pytest.raises(RefusedQuery, match="closed"):
-        desk.answer(*asked(consortium, 5))
+        desk.answer(asked(consortium, 5))
     with pytest.raises(NotApproved, match="already closed"):
         ledger.close_study(consortium.study.identity, NOW)
     assert ledger.total().rounds == 3
@@ -254,7 +259,7 @@ def test_charges_of_subsampled_rounds_cannot_be_counted_by_the_gaussian_accounta
     policy.write_text('epsilon = 8.0\ndelta = 1e-5\naccountant = "renyi"\n')
     config = approved_silo(made)
     ledger = open_ledger(config)
-    open_desk(config, made.study, ledger).answer(*asked(made, 1))
+    open_desk(config, made.study, ledger).answer(asked(made, 1))
     ledger.close()
     policy.write_text("epsilon = 8.0\ndelta = 1e-5\n")
     with pytest.raises(InvalidConfig, match='keep accountant = "renyi"'):
@@ -271,7 +276,7 @@ def test_a_release_with_other_numbers_charges_what_was_agreed_and_verifies(
             consortium.study.participant(consortium.study.silos[0])
         )
         assert derived != agreed
-        open_desk(config, consortium.study, ledger).answer(*asked(consortium, 5))
+        open_desk(config, consortium.study, ledger).answer(asked(consortium, 5))
     assert verify(ledger).entries == 5
 
 
@@ -282,7 +287,7 @@ def test_a_release_that_would_add_less_noise_than_agreed_answers_nothing(
         another_release(monkeypatch, 1.001),
         pytest.raises(NotApproved, match="less noise than was agreed"),
     ):
-        open_desk(config, consortium.study, ledger).answer(*asked(consortium, 5))
+        open_desk(config, consortium.study, ledger).answer(asked(consortium, 5))
     assert verify(ledger).entries == 4
 
 

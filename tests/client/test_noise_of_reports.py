@@ -50,15 +50,13 @@ def noise(wide: Consortium) -> NDArray[np.int64]:
     config = approved_silo(wide)
     ledger = open_ledger(config)
     point = np.full(21, 0.5)
-    descriptor, query = asked(wide, 1, point)
-    quiet = open_desk(config, wide.study, ledger, no_noise).answer(descriptor, query)
-    exact = opened(wide, quiet.onion, descriptor.digest)
+    quiet = open_desk(config, wide.study, ledger, no_noise).answer(asked(wide, 1, point))
+    exact = opened(wide, quiet)
     desk = open_desk(config, wide.study, ledger)
     rows = []
     for round_number in range(2, ROUNDS + 2):
-        descriptor, query = asked(wide, round_number, point)
-        onion = desk.answer(descriptor, query).onion
-        rows.append(opened(wide, onion, descriptor.digest) - exact)
+        report = desk.answer(asked(wide, round_number, point))
+        rows.append(opened(wide, report) - exact)
     ledger.close()
     return np.array(rows)
 

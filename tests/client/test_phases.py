@@ -52,8 +52,7 @@ def answers(made: Consortium, rounds: int) -> list[np.ndarray]:
     desk = open_desk(config, made.study, ledger, no_noise)
     reports = []
     for number in range(1, rounds + 1):
-        descriptor, query = asked(made, number)
-        reports.append(opened(made, desk.answer(descriptor, query).onion, descriptor.digest))
+        reports.append(opened(made, desk.answer(asked(made, number))))
     ledger.close()
     return reports
 
@@ -90,7 +89,7 @@ def test_every_phase_of_a_one_pass_study_costs_the_whole_epsilon_and_so_do_all_t
     desk = open_desk(config, made.study, ledger)
     spent = []
     for number in range(1, 6):
-        desk.answer(*asked(made, number))
+        desk.answer(asked(made, number))
         spent.append(ledger.spending(made.study.identity).epsilon(1e-5))
         assert ledger.total().epsilon() == pytest.approx(spent[-1], rel=1e-9)
     assert spent == pytest.approx([2.0] * 5, rel=1e-5)
@@ -165,7 +164,7 @@ def test_a_subsampled_study_is_reserved_whole_and_charged_round_by_round(
     desk = open_desk(config, made.study, ledger)
     previous = 0.0
     for number in range(1, 6):
-        desk.answer(*asked(made, number))
+        desk.answer(asked(made, number))
         spent = ledger.spending(made.study.identity).epsilon(1e-5)
         assert previous < spent <= 2.0
         previous = spent
@@ -190,7 +189,7 @@ def test_a_renyi_policy_keeps_full_batch_studies_too(consortium: Consortium) -> 
     ledger = open_ledger(config)
     desk = open_desk(config, consortium.study, ledger)
     for number in range(1, 6):
-        desk.answer(*asked(consortium, number))
+        desk.answer(asked(consortium, number))
     assert ledger.spending(consortium.study.identity).epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
     assert 2.0 < ledger.total().epsilon() < 2.3
     ledger.close()
@@ -226,8 +225,7 @@ def test_the_batch_is_drawn_anew_each_round_from_the_keystream(
     desk = open_desk(config, made.study, ledger, coins_then_no_noise)
     biases = []
     for number in range(1, 61):
-        descriptor, query = asked(made, number)
-        report = opened(made, desk.answer(descriptor, query).onion, descriptor.digest)
+        report = opened(made, desk.answer(asked(made, number)))
         biases.append(int(report[-1]))
     ledger.close()
     assert len(Counter(biases)) > 5

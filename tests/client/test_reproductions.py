@@ -1,6 +1,7 @@
 """Named reproductions: each was a defect when it was written."""
 
 import sqlite3
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,14 +11,14 @@ from silomix.consortium import Consortium
 from silomix_client.approve import approve, review
 from silomix_client.config import load
 from silomix_client.errors import BadRecords, BudgetExhausted, InvalidConfig, NotApproved
-from silomix_client.ledger import Ledger, StoredReport
+from silomix_client.ledger import Ledger
 from silomix_client.records import read_records
+from silomix_client.reports import StoredReport
 from silomix_client.snapshot import thaw
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.losses import LossName
 from silomix_core.study import Study
 from silomix_core.task import Feature, Scaling, Task
-from silomix_protocol.descriptor import RoundDigest
 from support.consortia import SMALL_TASK, write_data
 from support.silos import (
     NOW,
@@ -76,7 +77,7 @@ def test_a_refused_approval_writes_no_snapshot(consortium: Consortium, cause: st
     assert written(config) == ([], {})
 
 
-@pytest.mark.parametrize("field", ["seal_key", "sign_key"])
+@pytest.mark.parametrize("field", ["sign_key"])
 def test_a_study_whose_keys_cannot_be_used_is_refused_at_approval(
     consortium: Consortium, field: str
 ) -> None:
@@ -103,11 +104,15 @@ def test_a_more_generous_policy_allows_what_a_stricter_one_allows(consortium: Co
 # Ledger ------------------------------------------------------------------------------------------
 
 
-def charge_large(ledger: Ledger, study: Study, salt: bytes) -> tuple[RoundDigest, StoredReport]:
-    digest = RoundDigest(sha256(salt).digest())
-    report = StoredReport((sha256(salt).digest() * LARGE)[:LARGE], salt)
-    ledger.charge(ledger.approval(study.identity), 1, digest, report, NOW)
-    return digest, report
+def large_report(made: Consortium, salt: bytes) -> StoredReport:
+    onion = (sha256(salt).digest() * LARGE)[:LARGE]
+    return StoredReport(asked(made, 1).descriptor, b"payload", onion, (sha256(onion).digest(),))
+
+
+def charge_large(ledger: Ledger, made: Consortium, salt: bytes) -> StoredReport:
+    report = large_report(made, salt)
+    ledger.charge(ledger.approval(made.study.identity), report, NOW)
+    return report
 
 
 def test_a_large_report_of_one_study_outlives_a_round_of_another(
@@ -118,9 +123,9 @@ def test_a_large_report_of_one_study_outlives_a_round_of_another(
     other, content = second_study(consortium)
     ledger = open_ledger(config, PrivacyTarget(6.0, 1e-5))
     ledger.approve(approval_of(other), content, NOW)
-    digest, report = charge_large(ledger, consortium.study, b"first")
-    charge_large(ledger, other, b"second")
-    assert ledger.stored(consortium.study, 1, digest) == report
+    report = charge_large(ledger, consortium, b"first")
+    charge_large(ledger, replace(consortium, study=other), b"second")
+    assert ledger.stored(consortium.study, 1) == report
     ledger.close()
 
 
@@ -132,11 +137,11 @@ def test_a_refused_charge_does_not_replace_a_large_report(consortium: Consortium
     config = approved_silo(consortium)
     study = consortium.study
     winner, loser = open_ledger(config), open_ledger(config)
-    digest, sent = charge_large(winner, study, b"round")
-    late = StoredReport(b"\0" * LARGE, b"late")
+    sent = charge_large(winner, consortium, b"round")
+    late = large_report(consortium, b"late")
     with pytest.raises(Exception, match="round 1"):
-        loser.charge(loser.approval(study.identity), 1, digest, late, NOW)
-    assert winner.stored(study, 1, digest) == sent
+        loser.charge(loser.approval(study.identity), late, NOW)
+    assert winner.stored(study, 1) == sent
     winner.close()
     loser.close()
 
@@ -146,13 +151,7 @@ def test_a_refused_charge_leaves_no_file(consortium: Consortium) -> None:
     study = consortium.study
     ledger = open_ledger(config, PrivacyTarget(0.1, 1e-5))
     with pytest.raises(BudgetExhausted):
-        ledger.charge(
-            ledger.approval(study.identity),
-            1,
-            RoundDigest(bytes(32)),
-            StoredReport(b"\0" * LARGE, b""),
-            NOW,
-        )
+        ledger.charge(ledger.approval(study.identity), large_report(consortium, b""), NOW)
     assert list((config.state / "reports").iterdir()) == []
     ledger.close()
 
@@ -164,7 +163,7 @@ def test_a_full_disk_is_called_a_full_disk(consortium: Consortium) -> None:
     (pages,) = ledger.database.execute("PRAGMA page_count").fetchone()
     ledger.database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        open_desk(config, consortium.study, ledger).answer(*asked(consortium, 1))
+        open_desk(config, consortium.study, ledger).answer(asked(consortium, 1))
     ledger.close()
 
 
@@ -174,10 +173,8 @@ def test_skipped_rounds_do_not_keep_old_onions(consortium: Consortium) -> None:
     ledger = open_ledger(config)
     desk = open_desk(config, consortium.study, ledger)
     for number in (1, 3, 5):
-        desk.answer(*asked(consortium, number))
-    (kept,) = ledger.database.execute(
-        "SELECT COUNT(*) FROM answers WHERE onion IS NOT NULL"
-    ).fetchone()
+        desk.answer(asked(consortium, number))
+    (kept,) = ledger.database.execute("SELECT COUNT(*) FROM reports").fetchone()
     ledger.close()
     assert kept == 1
 
@@ -194,7 +191,7 @@ def test_a_point_whose_norm_overflows_is_refused_without_a_warning(
     desk = open_desk(config, consortium.study, ledger)
     query = query_at([size, -size, size])
     with pytest.raises(Exception, match="outside the study's ball"):
-        respond(desk, hostile(consortium, query), query)
+        respond(consortium, desk, hostile(consortium, query), query)
     assert ledger.total().rounds == 0
     ledger.close()
 

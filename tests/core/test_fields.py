@@ -45,6 +45,20 @@ def test_a_default_stands_in_for_an_absent_key_only() -> None:
     assert table.number("absent", 0.5) == 0.5
     assert table.text("absent", "x") == "x"
     assert table.choice("absent", ["x", "y"], "y") == "y"
+    assert table.flag("absent", default=True) is True
+    assert table.flag("absent", default=False) is False
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_flag_is_what_the_file_says_whatever_its_default(value: bool) -> None:
+    for default in (True, False):
+        assert Table({"a": value}).flag("a", default=default) is value
+
+
+@pytest.mark.parametrize("value", [0, 1, 1.0, "true", "", None, [], [True]])
+def test_only_true_and_false_are_flags(value: object) -> None:
+    with pytest.raises(InvalidField, match=r"^at\.a: expected true or false"):
+        Table({"a": value}, "at").flag("a", default=True)
 
 
 def test_whole_numbers_are_numbers() -> None:

@@ -1,6 +1,7 @@
 """A study file is read strictly: what it says is all there is, and every fault is named."""
 
 import re
+from base64 import b64encode
 from hashlib import sha256
 
 import pytest
@@ -76,6 +77,7 @@ def test_a_valid_study_means_what_it_says() -> None:
     assert (study.algorithm, study.rounds, study.radius) == ("noisy-mb-sgd", 5, 50.0)
     assert (study.clip, study.target) == (0.25, PrivacyTarget(2.0, 1e-5))
     assert (study.batching.minimum, study.batching.deadline_s) == (2, 5.0)
+    assert (study.batching.gate, study.batching.tokens) == (True, True)
     assert [(silo.name, silo.records) for silo in study.silos] == [
         ("silo-0", 40),
         ("silo-1", 50),
@@ -287,6 +289,55 @@ def test_a_missing_key_is_refused_and_named(path: Path) -> None:
         parse(tree)
 
 
+@pytest.mark.parametrize("name", ["gate", "tokens"])
+def test_a_study_can_do_without_gate_or_tokens_by_saying_so(name: str) -> None:
+    for value in (True, False):
+        batching = parse(with_value(("batch", name), value)).batching
+        assert getattr(batching, name) is value
+        assert batching.gate + batching.tokens == 1 + value
+
+
+@pytest.mark.parametrize("name", ["gate", "tokens"])
+@pytest.mark.parametrize("value", [0, 1, "false", "", []])
+def test_gate_and_tokens_are_true_or_false_and_nothing_else(name: str, value: object) -> None:
+    with pytest.raises(InvalidStudy, match=rf"batch\.{name}: expected true or false"):
+        parse(with_value(("batch", name), value))
+
+
+def test_parties_may_not_share_a_signing_key() -> None:
+    for path in (("mixes", 0, "sign_key"), ("server", "sign_key"), ("silos", 1, "sign_key")):
+        shared = study_tree()["silos"][0]["sign_key"]
+        with pytest.raises(InvalidStudy, match="share a key"):
+            parse(with_value(path, shared))
+
+
+def test_what_all_mixes_state_about_a_round_is_limited() -> None:
+    tree = study_tree()
+    mixes = [tree["mixes"][0] | {"name": f"m{index}"} for index in range(65)]
+    for index, mix in enumerate(mixes):
+        mix["sign_key"] = b64encode((1000 + index).to_bytes(32, "big")).decode()
+    assert len(parse(tree | {"mixes": mixes[:-1]}).mixes) == 64
+    with pytest.raises(InvalidStudy, match="at most 64 mixes"):
+        parse(tree | {"mixes": mixes})
+
+
+def test_a_roster_times_the_mixes_is_limited() -> None:
+    tree = study_tree()
+    mixes, silo = tree["mixes"][:1], tree["silos"][0]
+    silos = [
+        silo
+        | {
+            "name": f"s{index}",
+            "sign_key": b64encode((10**6 + index).to_bytes(32, "big")).decode(),
+            "node_key": b64encode((10**7 + index).to_bytes(32, "big")).decode(),
+        }
+        for index in range(10_001)
+    ]
+    assert len(parse(tree | {"mixes": mixes, "silos": silos[:-1]}).silos) == 10_000
+    with pytest.raises(InvalidStudy, match="silos times mixes at most 10000"):
+        parse(tree | {"mixes": mixes, "silos": silos})
+
+
 def test_a_missing_value_rule_defaults_to_the_middle_and_a_count_to_one() -> None:
     tree = study_tree()
     for path in OPTIONAL:
@@ -389,7 +440,9 @@ def test_a_whole_number_beyond_all_bounds_is_refused(path: Path) -> None:
         (("mixes", 0, "name"), "x" * 64, "party name"),
         (("server", "name"), "two words", "party name 'two words'"),
         (("silos", 0, "sign_key"), "not base64!", "silos[0]: "),
-        (("mixes", 0, "seal_key"), "AAA", "mixes[0]: "),
+        (("mixes", 0, "sign_key"), "AAA", "mixes[0]: "),
+        (("mixes", 0, "seal_key"), "AAAA", "unknown key: mixes[0].seal_key"),
+        (("server", "seal_key"), "AAAA", "unknown key: server.seal_key"),
         (("server", "sign_key"), "é", "server: "),
         (("silos",), [1], "silos[0]: expected a table"),
         (("server",), [], "server: expected a table"),

@@ -3,38 +3,41 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from silomix.consortium import Consortium
+from silomix_core.study import Study
 from silomix_proto import round_pb2
 from silomix_protocol.descriptor import (
+    MOST_ATTEMPTS,
     SUITE,
     VERSION,
+    AttemptKeys,
     Descriptor,
     RefusedDescriptor,
     check,
     issue,
     study_of,
 )
-from silomix_protocol.keys import SigningKey, fingerprint
-from support.consortia import make_consortium
-from support.mixes import described, signer
+from silomix_protocol.keys import SigningKey
+from support.rounds import make_parties, make_round
 
-ROSTER = ("silo-1", "silo-2", "silo-3", "silo-4")
 Change = Callable[[round_pb2.RoundDescriptor], None]
 
+PARTIES = make_parties()
+STUDY, SERVER = PARTIES.study, PARTIES.keys["server"]
+ROSTER = PARTIES.roster
+GENUINE = make_round(STUDY, SERVER).descriptor
+WITHOUT_TOKENS = make_parties(tokens=False)
+KEYS = AttemptKeys(server=bytes(32), mixes=(b"a" * 32, b"b" * 32), token=b"t" * 32)
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
-    folder: Path = tmp_path_factory.mktemp("descriptor")
-    return make_consortium(folder / "c", records=(40, 40, 40, 40), rounds=5, minimum_batch=3)
+
+def signed(message: round_pb2.RoundDescriptor) -> round_pb2.SignedDescriptor:
+    return signed_bytes(message.SerializeToString(deterministic=True))
 
 
-def signed(message: round_pb2.RoundDescriptor, key: SigningKey) -> round_pb2.SignedDescriptor:
-    encoded = message.SerializeToString(deterministic=True)
+def signed_bytes(encoded: bytes, key: SigningKey = SERVER) -> round_pb2.SignedDescriptor:
     return round_pb2.SignedDescriptor(descriptor=encoded, signature=key.sign("descriptor", encoded))
 
 
@@ -44,40 +47,107 @@ def changed(descriptor: Descriptor, change: Change) -> round_pb2.RoundDescriptor
     return message
 
 
-def test_an_issued_descriptor_passes_the_check_unchanged(made: Consortium) -> None:
-    issued = issue(made.study, 2, ROSTER, b"the query", signer(made, "server"))
-    assert check(issued.to_wire(), made.study) == issued
-    assert issued.study == study_of(issued.to_wire()) == made.study.identity
-    assert (issued.round, issued.silos, issued.minimum_batch) == (2, ROSTER, 3)
+def test_an_issued_descriptor_passes_the_check_unchanged() -> None:
+    issued = issue(STUDY, 2, 3, ROSTER, b"the query", KEYS, SERVER)
+    assert check(issued.to_wire(), STUDY) == issued
+    assert issued.study == study_of(issued.to_wire()) == STUDY.identity
+    assert (issued.round, issued.attempt, issued.silos) == (2, 3, ROSTER)
+    assert (issued.minimum_batch, issued.deadline_s) == (3, 5.0)
     assert issued.query == sha256(b"the query").digest()
+    assert (issued.server_key, issued.mix_keys) == (KEYS.server, KEYS.mixes)
+    assert issued.token_key == KEYS.token
     assert issued.digest == sha256(issued.encoded).digest()
 
 
-def test_an_issued_descriptor_says_what_the_study_says(made: Consortium) -> None:
-    message = round_pb2.RoundDescriptor.FromString(described(made).encoded)
-    study = made.study
-    assert (message.version, message.suite, message.attempt) == (VERSION, SUITE, 1)
-    assert (message.dimension, message.deadline_ms) == (study.task.dimension, 5000)
-    assert message.server_key == fingerprint(study.server.seal_key)
-    assert list(message.mix_keys) == [fingerprint(mix.seal_key) for mix in study.mixes]
+def test_an_issued_descriptor_says_what_the_study_says() -> None:
+    message = round_pb2.RoundDescriptor.FromString(GENUINE.encoded)
+    assert (message.version, message.suite, message.study) == (VERSION, SUITE, STUDY.identity)
+    assert (message.round, message.attempt) == (1, 1)
+    assert (message.dimension, message.deadline_ms) == (STUDY.task.dimension, 5000)
+    assert (message.minimum_batch, message.silos) == (3, b"\x0f")
 
 
 @settings(deadline=None, max_examples=30)
 @given(
     round_number=st.integers(1, 5),
+    attempt=st.integers(1, MOST_ATTEMPTS),
     silos=st.permutations(ROSTER).flatmap(lambda order: st.integers(3, 4).map(lambda n: order[:n])),
     query=st.binary(max_size=40),
 )
-def test_every_round_and_enough_silos_in_any_order_round_trip(
-    made: Consortium, round_number: int, silos: list[str], query: bytes
+def test_every_attempt_and_enough_silos_in_any_order_round_trip(
+    round_number: int, attempt: int, silos: list[str], query: bytes
 ) -> None:
-    issued = issue(made.study, round_number, tuple(silos), query, signer(made, "server"))
-    assert check(issued.to_wire(), made.study) == issued
+    issued = issue(STUDY, round_number, attempt, tuple(silos), query, KEYS, SERVER)
+    assert check(issued.to_wire(), STUDY) == issued
     assert issued.silos == tuple(sorted(silos))
 
 
-def test_another_query_is_another_descriptor(made: Consortium) -> None:
-    assert described(made, query=b"one").digest != described(made, query=b"two").digest
+def test_everything_that_makes_an_attempt_another_one_gives_another_digest() -> None:
+    base: dict[str, object] = {
+        "round_number": 1, "attempt": 1, "silos": ROSTER, "query": b"query", "keys": KEYS
+    }  # fmt: skip
+    others: list[dict[str, object]] = [
+        {},
+        {"round_number": 2},
+        {"attempt": 2},
+        {"silos": ROSTER[:3]},
+        {"query": b"other"},
+        {"keys": replace(KEYS, server=b"s" * 32)},
+        {"keys": replace(KEYS, mixes=KEYS.mixes[::-1])},
+        {"keys": replace(KEYS, token=b"u" * 32)},
+    ]
+    digests = {issue(STUDY, **(base | other), sign_key=SERVER).digest for other in others}  # type: ignore[arg-type]
+    assert len(digests) == len(others)
+
+
+# The bitmap of silos -----------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), silos=st.sampled_from([1, 7, 8, 9, 16, 17]))
+def test_the_bitmap_has_one_bit_for_every_silo_of_the_roster(
+    data: st.DataObject, silos: int
+) -> None:
+    parties = rosters(silos)
+    asked = data.draw(st.lists(st.sampled_from(range(silos)), min_size=1, unique=True))
+    names = tuple(f"silo-{place}" for place in asked)
+    issued = issue(parties.study, 1, 1, names, b"", KEYS, parties.keys["server"])
+    bits = round_pb2.RoundDescriptor.FromString(issued.encoded).silos
+    assert len(bits) == -(-silos // 8)
+    found = [place for place in range(8 * len(bits)) if bits[place // 8] >> place % 8 & 1]
+    assert found == sorted(asked)
+    assert issued.silos == tuple(f"silo-{place}" for place in sorted(asked))
+
+
+ROSTERS = {silos: make_parties(silos=silos, minimum=1) for silos in (1, 7, 8, 9, 16, 17)}
+rosters = ROSTERS.__getitem__
+
+
+@pytest.mark.parametrize(
+    ("silos", "bits"),
+    [
+        (4, b"\x1f"),
+        (4, b"\x8f"),
+        (4, b"\x0f\x00"),
+        (4, b"\x0f\x01"),
+        (9, b"\xff"),
+        (9, b"\xff\x03"),
+        (9, b"\xff\x81"),
+        (9, b"\xff\x01\x00"),
+        (8, b"\xff" * 1000),
+    ],
+)
+def test_a_bitmap_with_bits_or_bytes_beyond_the_roster_is_refused(silos: int, bits: bytes) -> None:
+    """Otherwise one set of silos would have many descriptors, each with another D."""
+    parties = make_parties(silos=silos)
+    genuine = make_round(parties.study, parties.keys["server"]).descriptor
+    message = changed(genuine, lambda message: setattr(message, "silos", bits))
+    wire = signed_bytes(message.SerializeToString(), parties.keys["server"])
+    with pytest.raises(RefusedDescriptor, match=r"disagrees with the study: silos$"):
+        check(wire, parties.study)
+
+
+# Every field -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,123 +162,160 @@ class Case:
         return f"{self.named}-{self.field}"
 
 
-def cases() -> list[Case]:
-    def put(field: str, value: object, named: str = "") -> Case:
-        def change(message: round_pb2.RoundDescriptor) -> None:
-            message.ClearField(field)
-            if isinstance(value, list):
-                getattr(message, field).extend(value)
-            else:
-                setattr(message, field, value)
+def put(field: str, value: object, named: str = "") -> Case:
+    def change(message: round_pb2.RoundDescriptor) -> None:
+        message.ClearField(field)
+        if isinstance(value, list):
+            getattr(message, field).extend(value)
+        else:
+            setattr(message, field, value)
 
-        return Case(field, named or field, change)
-
-    def flip(field: str) -> Case:
-        def change(message: round_pb2.RoundDescriptor) -> None:
-            value = bytearray(getattr(message, field))
-            value[0] ^= 1
-            setattr(message, field, bytes(value))
-
-        return Case(field, field, change)
-
-    def swap_mixes(message: round_pb2.RoundDescriptor) -> None:
-        keys = list(message.mix_keys)[::-1]
-        message.ClearField("mix_keys")
-        message.mix_keys.extend(keys)
-
-    def drop_mix(message: round_pb2.RoundDescriptor) -> None:
-        del message.mix_keys[1]
-
-    everyone = list(ROSTER)
-    return [
-        *(put("version", value) for value in (0, VERSION + 1)),
-        *(put("suite", value) for value in ("", "X25519/HKDF-SHA256/AES-128-GCM")),
-        put("study", b""),
-        flip("study"),
-        *(put("round", value) for value in (0, 6, 2**32 - 1)),
-        *(put("attempt", value) for value in (0, 2)),
-        *(put("dimension", value) for value in (0, 2, 4)),
-        *(put("minimum_batch", value) for value in (0, 1, 2, 4)),
-        *(put("deadline_ms", value) for value in (0, 4999, 5001)),
-        put("silos", [*everyone, "silo-5"]),
-        put("silos", ["mix-1", *everyone]),
-        put("silos", everyone[::-1]),
-        put("silos", ["silo-1", "silo-3", "silo-2"]),
-        put("silos", ["silo-1", "silo-1", "silo-2", "silo-3"]),
-        put("silos", ["silo-1", "silo-2"], named="enough silos"),
-        put("silos", [], named="enough silos"),
-        *(put("query", value) for value in (b"", bytes(31), bytes(33))),
-        put("server_key", b""),
-        flip("server_key"),
-        put("mix_keys", []),
-        Case("mix_keys", "mix_keys", swap_mixes),
-        Case("mix_keys", "mix_keys", drop_mix),
-    ]
+    return Case(field, named or field, change)
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
-def test_the_coordinator_cannot_sign_its_way_out_of_the_study(made: Consortium, case: Case) -> None:
-    message = changed(described(made), case.change)
+CASES = [
+    *(put("version", value) for value in (0, VERSION + 1)),
+    *(put("suite", value) for value in ("", "X25519/HKDF-SHA256/AES-128-GCM")),
+    *(put("study", value) for value in (b"", bytes(32), STUDY.identity + b"\0")),
+    *(put("round", value) for value in (0, 6, 2**32 - 1)),
+    *(put("attempt", value) for value in (0, MOST_ATTEMPTS + 1, 2**32 - 1)),
+    *(put("dimension", value) for value in (0, 3, 5)),
+    *(put("minimum_batch", value) for value in (0, 1, 2, 4)),
+    *(put("deadline_ms", value) for value in (0, 4999, 5001)),
+    put("silos", b"\x1f"),
+    put("silos", b"\x0f\0"),
+    put("silos", b"\x03", named="enough silos"),
+    put("silos", b"\x00", named="enough silos"),
+    put("silos", b"", named="silos, enough silos"),
+    *(put("query", value) for value in (b"", bytes(31), bytes(33))),
+    *(put("server_key", value) for value in (b"", bytes(31), bytes(1216))),
+    put("mix_keys", []),
+    put("mix_keys", [bytes(32)]),
+    put("mix_keys", [bytes(32)] * 3),
+    put("mix_keys", [bytes(32), bytes(31)]),
+    put("mix_keys", [bytes(1216), bytes(32)]),
+    *(put("token_key", value) for value in (b"", bytes(31), bytes(33))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_coordinator_cannot_sign_its_way_out_of_the_study(case: Case) -> None:
+    message = changed(GENUINE, case.change)
     with pytest.raises(RefusedDescriptor, match=rf"disagrees with the study: {case.named}$"):
-        check(signed(message, signer(made, "server")), made.study)
+        check(signed(message), STUDY)
 
 
 def test_every_field_has_such_a_case() -> None:
     fields = set(round_pb2.RoundDescriptor.DESCRIPTOR.fields_by_name)
-    assert {case.field for case in cases()} == fields
+    assert {case.field for case in CASES} == fields
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
-def test_no_field_changes_under_the_old_signature(made: Consortium, case: Case) -> None:
-    genuine = described(made)
-    message = changed(genuine, case.change)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_field_changes_under_the_old_signature(case: Case) -> None:
+    message = changed(GENUINE, case.change)
     forged = round_pb2.SignedDescriptor(
-        descriptor=message.SerializeToString(deterministic=True), signature=genuine.signature
+        descriptor=message.SerializeToString(deterministic=True), signature=GENUINE.signature
     )
     with pytest.raises(RefusedDescriptor, match="signature"):
-        check(forged, made.study)
+        check(forged, STUDY)
 
 
-@pytest.mark.parametrize("other", ["mix-1", "silo-1"])
-def test_only_the_coordinators_signature_counts(made: Consortium, other: str) -> None:
-    genuine = described(made)
-    signature = signer(made, other).sign("descriptor", genuine.encoded)
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_no_bit_of_a_descriptor_or_its_signature_may_flip(data: st.DataObject) -> None:
+    part = data.draw(st.sampled_from(["descriptor", "signature"]))
+    wire = GENUINE.to_wire()
+    content = bytearray(getattr(wire, part))
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    setattr(wire, part, bytes(content))
     with pytest.raises(RefusedDescriptor, match="signature"):
-        check(replace(genuine, signature=signature).to_wire(), made.study)
+        check(wire, STUDY)
 
 
-def test_a_signature_of_the_coordinator_for_another_purpose_does_not_count(
-    made: Consortium,
-) -> None:
-    genuine = described(made)
-    signature = signer(made, "server").sign("closed", genuine.encoded)
-    with pytest.raises(RefusedDescriptor, match="signature"):
-        check(replace(genuine, signature=signature).to_wire(), made.study)
+def test_a_study_without_tokens_takes_no_token_key() -> None:
+    study, server = WITHOUT_TOKENS.study, WITHOUT_TOKENS.keys["server"]
+    genuine = make_round(study, server).descriptor
+    assert genuine.token_key == b""
+    message = changed(genuine, put("token_key", bytes(32)).change)
+    with pytest.raises(RefusedDescriptor, match=r"disagrees with the study: token_key$"):
+        check(signed_bytes(message.SerializeToString(), server), study)
 
 
-def test_a_descriptor_of_another_study_is_refused(made: Consortium, tmp_path: Path) -> None:
-    other = make_consortium(tmp_path / "other", records=(40, 40, 40, 40), minimum_batch=3)
-    with pytest.raises(RefusedDescriptor, match="signature"):
-        check(described(other).to_wire(), made.study)
+# One encoding ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a", b"\x4a\x02\xff\xfe"])
-def test_bytes_that_are_no_descriptor_are_refused_signed_or_not(
-    made: Consortium, content: bytes
-) -> None:
-    signature = signer(made, "server").sign("descriptor", content)
-    wire = round_pb2.SignedDescriptor(descriptor=content, signature=signature)
+def reordered(encoded: bytes) -> bytes:
+    """The same fields, the first (version: tag 0x08 and one byte) behind all others."""
+    return encoded[2:] + encoded[:2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda encoded: encoded + b"\xa0\x06\x01",  # field 100
+        lambda encoded: encoded + encoded[:2],  # the version twice
+        lambda encoded: b"\x08\x81\x00" + encoded[2:],  # the version in two bytes
+        reordered,
+    ],
+    ids=["unknown field", "field twice", "long varint", "other order"],
+)
+def test_a_descriptor_has_one_encoding(change: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(RefusedDescriptor, match=r"disagrees with the study: encoding$"):
+        check(signed_bytes(change(GENUINE.encoded)), STUDY)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a", b"\x12\x02\xff\xfe"])
+def test_bytes_that_are_no_descriptor_are_refused_signed_or_not(content: bytes) -> None:
+    wire = signed_bytes(content)
     with pytest.raises(RefusedDescriptor, match="not a round descriptor"):
-        check(wire, made.study)
+        check(wire, STUDY)
     with pytest.raises(RefusedDescriptor, match="not a round descriptor"):
         study_of(wire)
 
 
+# Who signed it -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ["mix-1", "silo-1"])
+def test_only_the_coordinators_signature_counts(other: str) -> None:
+    with pytest.raises(RefusedDescriptor, match="signature"):
+        check(signed_bytes(GENUINE.encoded, PARTIES.keys[other]), STUDY)
+
+
+def test_a_signature_of_the_coordinator_for_another_purpose_does_not_count() -> None:
+    signature = SERVER.sign("commitment", GENUINE.encoded)
+    with pytest.raises(RefusedDescriptor, match="signature"):
+        check(replace(GENUINE, signature=signature).to_wire(), STUDY)
+
+
+def other_study() -> Study:
+    return make_parties(name="other").study
+
+
+def test_a_descriptor_of_another_study_is_refused() -> None:
+    with pytest.raises(RefusedDescriptor, match="signature"):
+        check(GENUINE.to_wire(), other_study())
+
+
 @pytest.mark.parametrize(
-    ("round_number", "silos"), [(0, ROSTER), (6, ROSTER), (1, ROSTER[:2]), (1, (*ROSTER, "silo-9"))]
+    ("round_number", "attempt", "silos"),
+    [
+        (0, 1, ROSTER),
+        (6, 1, ROSTER),
+        (1, 0, ROSTER),
+        (1, MOST_ATTEMPTS + 1, ROSTER),
+        (1, 1, ROSTER[:2]),
+        (1, 1, (*ROSTER, "silo-9")),
+    ],
 )
 def test_a_descriptor_that_nobody_would_accept_is_not_issued(
-    made: Consortium, round_number: int, silos: tuple[str, ...]
+    round_number: int, attempt: int, silos: tuple[str, ...]
 ) -> None:
     with pytest.raises(RefusedDescriptor):
-        issue(made.study, round_number, silos, b"query", signer(made, "server"))
+        issue(STUDY, round_number, attempt, silos, b"query", KEYS, SERVER)
+
+
+def test_an_unknown_silo_is_named_when_a_round_is_issued() -> None:
+    with pytest.raises(RefusedDescriptor, match="the study does not name silo-9"):
+        issue(STUDY, 1, 1, (*ROSTER, "silo-9"), b"query", KEYS, SERVER)

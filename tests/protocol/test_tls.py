@@ -3,20 +3,21 @@
 Real servers and channels on loopback.
 """
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from silomix.demo.run import free_ports
 from silomix_proto import mix_pb2, mix_pb2_grpc
 from silomix_protocol.certificates import Authority
 from silomix_protocol.keys import UnusableKey, write_secret
 from silomix_protocol.tls import CHUNK_BYTES, CannotListen, Identity, ServerContext, peer_name
-from support.consortia import free_ports
-from support.mixes import RPC_S, refusal, run
+from support.mixes import RPC_S, run
 
 NOW = datetime.now(UTC)
 AUTHORITY = Authority.create("consortium", NOW)
@@ -73,6 +74,15 @@ async def greet(channel: grpc.aio.Channel, content: bytes = b"hello") -> None:
     async with channel:
         frames = iter([mix_pb2.BatchFrame(chunk=content)])
         await mix_pb2_grpc.MixStub(channel).Forward(frames, timeout=RPC_S)
+
+
+async def refusal(call: Coroutine[Any, Any, object]) -> grpc.StatusCode:
+    """The code that this call is refused with."""
+    try:
+        answer = await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    raise AssertionError(f"not refused: {answer!r}")
 
 
 def outcome(server: Identity, caller: Identity, party_name: str) -> tuple[list[str], object]:

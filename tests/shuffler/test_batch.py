@@ -3,7 +3,7 @@
 import random
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -11,111 +11,183 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from silomix_core.study import StudyId
-from silomix_protocol.batches import Batch, Counts
-from silomix_protocol.descriptor import Descriptor
-from silomix_shuffler.batch import OpenBatch, State
-from silomix_shuffler.errors import ReplayedReport, WrongRound, WrongSender
+from silomix_shuffler.batch import Batch, Outcome, State
+from silomix_shuffler.errors import GateClosed, ReplayedReport, WrongRound, WrongSender
+from support.descriptors import plain_descriptor
 
 SILOS = ("silo-1", "silo-2", "silo-3", "silo-4")
 NOBODY: frozenset[str] = frozenset()
+LIST, OTHER_LIST = b"1" * 32, b"2" * 32
 
 
-def descriptor(silos: Sequence[str] = SILOS, minimum: int = 2) -> Descriptor:
-    return Descriptor(
-        study=StudyId(bytes(32)),
-        round=1,
-        silos=tuple(silos),
-        query=bytes(32),
-        deadline_s=5.0,
-        minimum_batch=minimum,
-        encoded=b"round 1",
-        signature=b"",
-    )
-
-
-def opened_with(*silos: str, minimum: int = 2) -> OpenBatch:
+def opened_with(*silos: str, minimum: int = 2) -> Batch:
     """A batch that holds a valid report of each of these silos."""
-    batch = OpenBatch(descriptor(minimum=minimum))
+    batch = Batch(plain_descriptor(minimum=minimum))
     for silo in silos:
         put(batch, silo)
     return batch
 
 
-def put(batch: OpenBatch, silo: str, *, valid: bool = True) -> None:
-    name = silo.encode()
-    assert batch.admit(silo, b"digest of " + name)
-    batch.add(b"key of " + name, b"inner of " + name if valid else None)
+def put(batch: Batch, silo: str, *, valid: bool = True) -> None:
+    assert batch.admit(silo, b"onion of " + silo.encode())
+    slot = SILOS.index(silo)
+    assert batch.add(slot, b"output of " + silo.encode() if valid else None) is valid
 
 
 def in_place(_: Any) -> None:
     """A shuffle that leaves the order alone."""
 
 
-# Release ----------------------------------------------------------------------------------------
+# What is allowed in which state -------------------------------------------------------------------
+
+EVENTS: dict[str, Callable[[Batch], object]] = {
+    "admit": lambda batch: batch.admit("silo-4", b"onion of silo-4"),
+    "seal": lambda batch: batch.seal(in_place),
+    "abort": lambda batch: batch.abort(),
+    "forward": lambda batch: batch.forward(),
+    "commit": lambda batch: batch.commit(LIST),
+    "release": lambda batch: batch.release(LIST, frozenset(SILOS)),
+    "purge": lambda batch: batch.purge(),
+}
+ALLOWED = {  # (state, event): state afterwards; what is not here is refused
+    (State.OPEN, "admit"): State.OPEN,
+    (State.OPEN, "seal"): State.SEALED,
+    (State.OPEN, "abort"): State.ABORTED,
+    (State.SEALED, "abort"): State.ABORTED,
+    (State.SEALED, "forward"): State.FORWARDED,
+    (State.FORWARDED, "forward"): State.FORWARDED,
+    (State.FORWARDED, "commit"): State.FORWARDED,
+    (State.RELEASED, "commit"): State.RELEASED,
+    (State.RELEASED, "forward"): State.RELEASED,
+    (State.RELEASED, "release"): State.RELEASED,
+    (State.ABORTED, "abort"): State.ABORTED,
+    **{(state, "purge"): State.PURGED for state in State},
+}
+
+
+def batch_in(state: State) -> Batch:
+    """A batch of three silos that came to this state by the usual way."""
+    batch = opened_with(*SILOS[:3])
+    way = {
+        State.OPEN: (),
+        State.SEALED: ("seal",),
+        State.FORWARDED: ("seal", "forward"),
+        State.RELEASED: ("seal", "forward", "commit", "release"),
+        State.ABORTED: ("abort",),
+        State.PURGED: ("purge",),
+    }
+    for event in way[state]:
+        EVENTS[event](batch)
+    assert batch.state is state
+    return batch
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("state", State)
+def test_every_event_in_every_state(state: State, event: str) -> None:
+    batch = batch_in(state)
+    if (state, event) in ALLOWED:
+        EVENTS[event](batch)
+        assert batch.state is ALLOWED[state, event]
+    else:
+        with pytest.raises(WrongRound):
+            EVENTS[event](batch)
+        assert batch.state is state
+
+
+def test_a_committed_batch_is_released() -> None:
+    batch = batch_in(State.FORWARDED)
+    batch.commit(LIST)
+    batch.release(LIST, frozenset(SILOS))
+    assert batch.state is State.RELEASED
+
+
+@pytest.mark.parametrize("state", [State.FORWARDED, State.RELEASED])
+def test_a_mix_stands_by_one_list_only(state: State) -> None:
+    """Otherwise a server could show each silo another list and see who finds itself in it."""
+    batch = batch_in(state)
+    batch.commit(LIST)
+    batch.commit(LIST)
+    with pytest.raises(WrongRound, match="another list"):
+        batch.commit(OTHER_LIST)
+    with pytest.raises(WrongRound, match="not the list"):
+        batch.release(OTHER_LIST, frozenset(SILOS))
+    assert batch.committed == LIST
+
+
+@pytest.mark.parametrize("state", [State.FORWARDED, State.RELEASED, State.PURGED])
+def test_what_may_have_left_is_never_abandoned(state: State) -> None:
+    """Otherwise a second attempt of the round could be collected beside the first."""
+    with pytest.raises(WrongRound, match="may have been forwarded"):
+        batch_in(state).abort()
+
+
+def test_a_purged_batch_remembers_no_report() -> None:
+    batch = batch_in(State.RELEASED)
+    batch.purge()
+    assert batch.admitted == {}
+    assert "output of silo-1" not in repr(batch)
+
+
+# Sealing ----------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
-@given(reports=st.lists(st.binary(max_size=4), min_size=1, max_size=12), seed=st.integers())
-def test_a_batch_leaves_as_a_permutation(reports: list[bytes], seed: int) -> None:
-    """Also of reports with equal contents: only an equal encapsulated key makes a duplicate."""
-    batch = OpenBatch(descriptor(minimum=1))
-    for number, report in enumerate(reports):
-        batch.add(b"key %d" % number, report)
-    released = batch.release(random.Random(seed).shuffle)
-    assert Counter(released.reports) == Counter(reports)
-    assert released.counts == Counts(len(reports), len(reports), 0)
-    assert not released.aborted
+@given(
+    outputs=st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=12, unique=True),
+    seed=st.integers(),
+)
+def test_a_batch_leaves_as_a_permutation(outputs: list[bytes], seed: int) -> None:
+    batch = Batch(plain_descriptor(minimum=1))
+    for slot, output in enumerate(outputs):
+        batch.add(slot, output)
+    outcome = batch.seal(random.Random(seed).shuffle)
+    assert sorted(outcome.sequence) == list(range(len(outputs)))
+    assert [outputs[slot] for slot in outcome.sequence] == list(outcome.outputs)
+    assert (outcome.received, outcome.dropped, outcome.aborted) == (len(outputs), 0, "")
 
 
 @settings(deadline=None)
 @given(order=st.permutations(range(6)))
 def test_the_order_is_the_shuffles_and_not_the_arrivals(order: list[int]) -> None:
-    batch = OpenBatch(descriptor())
+    batch = Batch(plain_descriptor())
     for number in range(6):
-        batch.add(b"key %d" % number, b"%d" % number)
+        batch.add(number, b"%d" % number)
 
-    def shuffle(reports: Any) -> None:
-        reports[:] = [reports[index] for index in order]
+    def shuffle(entries: Any) -> None:
+        entries[:] = [entries[index] for index in order]
 
-    assert batch.release(shuffle).reports == tuple(b"%d" % index for index in order)
+    outcome = batch.seal(shuffle)
+    assert outcome.sequence == tuple(order)
+    assert outcome.outputs == tuple(b"%d" % index for index in order)
 
 
 @pytest.mark.parametrize("silos", [SILOS, SILOS[:1]])
-def test_a_batch_leaves_once(silos: tuple[str, ...]) -> None:
+def test_a_batch_is_sealed_once(silos: tuple[str, ...]) -> None:
     batch = opened_with(*silos)
-    batch.release(in_place)
+    batch.seal(in_place)
     with pytest.raises(WrongRound):
-        batch.release(in_place)
+        batch.seal(in_place)
 
 
-def test_at_the_minimum_a_batch_is_released() -> None:
+def test_at_the_minimum_a_batch_is_sealed() -> None:
     batch = opened_with(*SILOS[:2], minimum=2)
-    released = batch.release(in_place)
-    assert batch.state is State.RELEASED
-    assert len(released.reports) == 2
+    assert len(batch.seal(in_place).outputs) == 2
+    assert batch.state is State.SEALED
 
 
 def test_below_the_minimum_a_batch_is_aborted_and_nothing_leaves() -> None:
     batch = opened_with("silo-1", minimum=2)
-    released = batch.release(in_place)
+    assert batch.seal(in_place) == Outcome(1, (), (), "1 valid reports, 2 needed")
     assert batch.state is State.ABORTED
-    assert released == Batch(batch.descriptor, (), Counts(1, 0, 0), "1 valid reports, 2 needed")
+    with pytest.raises(WrongRound):
+        batch.forward()
 
 
 def test_an_empty_batch_is_aborted() -> None:
-    batch = OpenBatch(descriptor(minimum=1))
-    assert batch.release(in_place).aborted
+    batch = Batch(plain_descriptor(minimum=1))
+    assert batch.seal(in_place).aborted
     assert batch.state is State.ABORTED
-
-
-def test_a_closed_batch_keeps_no_report() -> None:
-    """What was released is gone from here, what was aborted is deleted."""
-    for silos in (SILOS, SILOS[:1]):
-        batch = opened_with(*silos)
-        batch.release(in_place)
-        kept = [value for name, value in vars(batch).items() if name != "_admitted"]
-        assert b"inner of silo-1" not in repr(kept).encode()
 
 
 # Unopenable and repeated reports ----------------------------------------------------------------
@@ -124,101 +196,103 @@ def test_a_closed_batch_keeps_no_report() -> None:
 def test_unopenable_reports_are_dropped_and_counted() -> None:
     batch = opened_with(*SILOS[:2])
     put(batch, "silo-3", valid=False)
-    released = batch.release(in_place)
-    assert released.counts == Counts(received=3, forwarded=2, dropped=1)
+    outcome = batch.seal(in_place)
+    assert (outcome.received, len(outcome.outputs), outcome.dropped) == (3, 2, 1)
+    assert outcome.sequence == (0, 1), "the slot of the dropped one never goes out"
 
 
 def test_unopenable_reports_do_not_help_to_reach_the_minimum() -> None:
     batch = opened_with(*SILOS[:2], minimum=3)
     put(batch, "silo-3", valid=False)
-    released = batch.release(in_place)
-    assert released.aborted
-    assert released.counts == Counts(received=3, forwarded=0, dropped=1)
+    assert batch.seal(in_place).aborted == "2 valid reports, 3 needed"
 
 
 def test_a_duplicate_is_dropped_and_does_not_help_either() -> None:
-    batch = OpenBatch(descriptor(minimum=2))
-    batch.add(b"key", b"inner")
-    batch.add(b"key", b"inner")
-    released = batch.release(in_place)
-    assert released.aborted
-    assert released.counts == Counts(received=2, forwarded=0, dropped=1)
-
-
-def test_a_copy_with_other_contents_is_a_duplicate_too() -> None:
-    batch = OpenBatch(descriptor(minimum=1))
-    batch.add(b"key", b"one")
-    batch.add(b"key", b"two")
-    assert batch.release(in_place).reports == (b"one",)
+    batch = Batch(plain_descriptor(minimum=2))
+    assert batch.add(0, b"output") is True
+    assert batch.add(1, b"output") is False
+    outcome = batch.seal(in_place)
+    assert outcome.aborted
+    assert outcome.received == 2
 
 
 @settings(deadline=None)
 @given(
-    layers=st.lists(
-        st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.none() | st.binary(max_size=2)),
-        max_size=10,
-    ),
+    outputs=st.lists(st.none() | st.sampled_from([b"a", b"b", b"c", b"d"]), max_size=10),
     minimum=st.integers(1, 4),
 )
-def test_counts_add_up(layers: list[tuple[bytes, bytes | None]], minimum: int) -> None:
-    batch = OpenBatch(descriptor(minimum=minimum))
-    for key, opened in layers:
-        batch.add(key, opened)
-    released = batch.release(in_place)
-    first = dict(reversed(layers))  # a repeated key: its first layer
-    expected = [opened for opened in first.values() if opened is not None]
-    assert released.counts.received == len(layers)
-    assert released.counts.dropped == len(layers) - len(expected)
+def test_counts_add_up(outputs: list[bytes | None], minimum: int) -> None:
+    batch = Batch(plain_descriptor(minimum=minimum))
+    for slot, output in enumerate(outputs):
+        batch.add(slot, output)
+    outcome = batch.seal(in_place)
+    expected = {output for output in outputs if output is not None}
+    assert outcome.received == len(outputs)
+    assert outcome.received == len(outcome.sequence) + outcome.dropped
     if len(expected) >= minimum:
-        assert Counter(released.reports) == Counter(expected)
-        assert released.counts.forwarded == len(expected)
+        assert set(outcome.outputs) == expected
+        assert len(outcome.outputs) == len(expected)
+        firsts = [outputs.index(output) for output in outcome.outputs]
+        assert list(outcome.sequence) == firsts, "of copies, the first stands"
     else:
-        assert (released.reports, released.counts.forwarded) == ((), 0)
-        assert released.aborted
+        assert (outcome.sequence, outcome.outputs) == ((), ())
+        assert outcome.aborted
 
 
 # Who may put a report in ------------------------------------------------------------------------
 
 
 def test_the_same_report_again_is_no_news() -> None:
-    batch = OpenBatch(descriptor())
-    assert batch.admit("silo-1", b"digest") is True
-    assert batch.admit("silo-1", b"digest") is False
+    batch = Batch(plain_descriptor())
+    assert batch.admit("silo-1", b"onion") is True
+    assert batch.admit("silo-1", b"onion") is False
 
 
 def test_a_silos_second_report_is_refused_if_it_differs() -> None:
-    batch = OpenBatch(descriptor())
-    batch.admit("silo-1", b"digest")
+    batch = Batch(plain_descriptor())
+    batch.admit("silo-1", b"onion")
     with pytest.raises(ReplayedReport):
         batch.admit("silo-1", b"another")
-    assert batch.admit("silo-1", b"digest") is False, "the first one stands"
+    assert batch.admit("silo-1", b"onion") is False, "the first one stands"
 
 
 def test_a_silo_that_the_round_does_not_name_is_refused() -> None:
-    batch = OpenBatch(descriptor(silos=SILOS[:3]))
+    batch = Batch(plain_descriptor(silos=SILOS[:3]))
     with pytest.raises(WrongSender):
-        batch.admit("silo-4", b"digest")
+        batch.admit("silo-4", b"onion")
 
 
-@pytest.mark.parametrize("silos", [SILOS[:3], SILOS[:1]])
-def test_a_closed_batch_takes_nothing_new_but_knows_what_it_took(silos: tuple[str, ...]) -> None:
-    batch = opened_with(*silos)
-    batch.release(in_place)
-    with pytest.raises(WrongRound):
-        batch.admit("silo-4", b"digest of silo-4")
+@pytest.mark.parametrize("state", [State.SEALED, State.FORWARDED, State.RELEASED, State.ABORTED])
+def test_a_closed_batch_takes_nothing_new_but_knows_what_it_took(state: State) -> None:
+    batch = batch_in(state)
+    with pytest.raises(WrongRound, match="closed"):
+        batch.admit("silo-4", b"onion of silo-4")
     with pytest.raises(ReplayedReport):
         batch.admit("silo-1", b"another")
-    assert batch.admit("silo-1", b"digest of silo-1") is False
-    batch.add(b"late key", b"late")
-    with pytest.raises(WrongRound):
-        batch.release(in_place)
+    assert batch.admit("silo-1", b"onion of silo-1") is False
+
+
+def test_after_the_deadline_nobody_is_admitted() -> None:
+    batch = opened_with(*SILOS[:2])
+    batch.close()
+    with pytest.raises(WrongRound, match="closed"):
+        batch.admit("silo-3", b"onion of silo-3")
+    assert batch.admit("silo-1", b"onion of silo-1") is False
+
+
+def test_a_report_that_could_not_be_kept_never_came() -> None:
+    batch = opened_with("silo-1")
+    batch.admit("silo-2", b"onion")
+    batch.withdraw("silo-2")
+    assert "silo-2" in batch.missing()
+    assert batch.admit("silo-2", b"another") is True, "it may even be another one now"
 
 
 # When nobody is left to wait for ----------------------------------------------------------------
 
 
 def test_a_batch_is_complete_when_every_silo_of_the_round_is_there() -> None:
-    batch = OpenBatch(descriptor())
+    batch = Batch(plain_descriptor())
     for silo in SILOS:
         assert not batch.complete(NOBODY)
         put(batch, silo)
@@ -227,10 +301,19 @@ def test_a_batch_is_complete_when_every_silo_of_the_round_is_there() -> None:
 
 def test_a_report_that_is_still_being_opened_is_waited_for() -> None:
     batch = opened_with(*SILOS[:3])
-    batch.admit("silo-4", b"digest")
+    batch.admit("silo-4", b"onion")
     assert not batch.complete(NOBODY)
     assert not batch.complete(frozenset({"silo-4"}))
-    batch.add(b"key", b"inner")
+    batch.close()
+    assert not batch.complete(NOBODY), "it came before the deadline"
+    batch.add(3, b"output")
+    assert batch.complete(NOBODY)
+
+
+def test_at_the_deadline_the_batch_goes_with_whoever_is_there() -> None:
+    batch = opened_with("silo-1")
+    assert not batch.complete(NOBODY)
+    batch.close()
     assert batch.complete(NOBODY)
 
 
@@ -250,7 +333,7 @@ def test_below_the_minimum_even_the_gone_are_waited_for() -> None:
 
 
 def test_garbage_is_no_reason_to_give_up_the_gone() -> None:
-    """One valid report and one of garbage: releasing now could only abort the round."""
+    """One valid report and one of garbage: sealing now could only abort the round."""
     batch = opened_with("silo-1", minimum=2)
     put(batch, "silo-2", valid=False)
     assert not batch.complete(frozenset({"silo-3", "silo-4"}))
@@ -258,8 +341,13 @@ def test_garbage_is_no_reason_to_give_up_the_gone() -> None:
     assert batch.complete(frozenset({"silo-4"}))
 
 
-def test_a_batch_without_reports_is_never_complete() -> None:
-    assert not OpenBatch(descriptor(minimum=1)).complete(frozenset(SILOS))
+def test_a_batch_without_reports_is_not_complete_before_its_deadline() -> None:
+    assert not Batch(plain_descriptor(minimum=1)).complete(frozenset(SILOS))
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
+def test_what_is_closed_is_not_sealed_again(state: State) -> None:
+    assert not batch_in(state).complete(frozenset(SILOS))
 
 
 @settings(deadline=None)
@@ -277,6 +365,36 @@ def test_complete_means_nobody_present_is_left_out(
     assert batch.complete(gone) == expected
 
 
+# The gate ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "opens"),
+    [
+        ((), False),
+        (("silo-1",), False),
+        (("silo-1", "silo-9", "silo-8"), False),
+        (("silo-1", "silo-4"), False),
+        (("silo-1", "silo-2"), True),
+        (("silo-1", "silo-2", "silo-9"), True),
+        (("silo-1", "silo-2", "silo-3"), True),
+    ],
+)
+def test_the_gate_opens_for_the_minimum_of_the_rounds_own_silos(
+    confirmed: tuple[str, ...], opens: bool
+) -> None:
+    """silo-4 belongs to the study but not to the round, the others to neither."""
+    batch = Batch(plain_descriptor(silos=SILOS[:3], minimum=2), State.FORWARDED)
+    batch.commit(LIST)
+    if opens:
+        batch.release(LIST, frozenset(confirmed))
+        assert batch.state is State.RELEASED
+    else:
+        with pytest.raises(GateClosed, match="2 needed"):
+            batch.release(LIST, frozenset(confirmed))
+        assert batch.state is State.FORWARDED
+
+
 # Any order of events ----------------------------------------------------------------------------
 
 
@@ -285,66 +403,122 @@ class BatchLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batch = OpenBatch(descriptor(minimum=2))
+        self.batch = Batch(plain_descriptor(minimum=2))
         self.taken: dict[str, bytes] = {}
-        self.keys: set[bytes] = set()
-        self.inside: list[bytes] = []
-        self.added = 0
-        self.released: list[Batch] = []
+        self.opened: list[bytes | None] = []
+        self.deadline_passed = False
+        self.outcomes: list[Outcome] = []
+        self.left = False
+        self.aborted = False
+        self.committed = b""
 
-    @rule(silo=st.sampled_from((*SILOS, "silo-9")), digest=st.sampled_from([b"1", b"2"]))
-    def admit(self, silo: str, digest: bytes) -> None:
+    @rule(silo=st.sampled_from((*SILOS, "silo-9")), onion=st.sampled_from([b"1", b"2"]))
+    def admit(self, silo: str, onion: bytes) -> None:
+        expected: type[Exception] | bool
         if silo not in SILOS:
-            expected: type[Exception] | bool = WrongSender
+            expected = WrongSender
         elif silo in self.taken:
-            expected = False if self.taken[silo] == digest else ReplayedReport
+            expected = False if self.taken[silo] == onion else ReplayedReport
         else:
-            expected = WrongRound if self.released else True
+            over = self.outcomes or self.aborted or self.deadline_passed
+            expected = WrongRound if over else True
         if isinstance(expected, bool):
-            assert self.batch.admit(silo, digest) is expected
-            self.taken.setdefault(silo, digest)
+            assert self.batch.admit(silo, onion) is expected
+            self.taken.setdefault(silo, onion)
         else:
             with pytest.raises(expected):
-                self.batch.admit(silo, digest)
+                self.batch.admit(silo, onion)
 
-    @rule(key=st.sampled_from([b"a", b"b", b"c"]), opened=st.none() | st.binary(max_size=2))
-    def add(self, key: bytes, opened: bytes | None) -> None:
-        self.batch.add(key, opened)
-        if self.released:
-            return
-        self.added += 1
-        if opened is not None and key not in self.keys:
-            self.inside.append(opened)
-        self.keys.add(key)
+    @precondition(lambda self: self.taken and not self.outcomes)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        silo = data.draw(st.sampled_from(sorted(self.taken)))
+        self.batch.withdraw(silo)
+        del self.taken[silo]
 
-    @precondition(lambda self: not self.released)
-    @rule(seed=st.integers())
-    def release(self, seed: int) -> None:
-        batch = self.batch.release(random.Random(seed).shuffle)
-        self.released.append(batch)
-        enough = len(self.inside) >= 2
-        assert Counter(batch.reports) == Counter(self.inside if enough else [])
-        assert batch.counts.received == self.added
-        assert batch.counts.dropped == self.added - len(self.inside)
-        assert bool(batch.aborted) is not enough
+    @precondition(lambda self: not self.outcomes and not self.aborted)
+    @rule(output=st.none() | st.sampled_from([b"a", b"b", b"c"]))
+    def add(self, output: bytes | None) -> None:
+        news = output is not None and output not in self.opened
+        assert self.batch.add(len(self.opened), output) is news
+        self.opened.append(output)
 
-    @precondition(lambda self: self.released)
     @rule()
-    def release_again(self) -> None:
-        with pytest.raises(WrongRound):
-            self.batch.release(in_place)
+    def close(self) -> None:
+        self.batch.close()
+        self.deadline_passed = True
+
+    @rule(seed=st.integers())
+    def seal(self, seed: int) -> None:
+        if self.outcomes or self.aborted:
+            with pytest.raises(WrongRound):
+                self.batch.seal(random.Random(seed).shuffle)
+            return
+        outcome = self.batch.seal(random.Random(seed).shuffle)
+        self.outcomes.append(outcome)
+        self.aborted = len({each for each in self.opened if each is not None}) < 2
+
+    @rule()
+    def forward(self) -> None:
+        if self.aborted or not self.outcomes:
+            with pytest.raises(WrongRound):
+                self.batch.forward()
+        else:
+            self.batch.forward()
+            self.left = True
+
+    @rule()
+    def abort(self) -> None:
+        if self.left:
+            with pytest.raises(WrongRound):
+                self.batch.abort()
+        else:
+            self.batch.abort()
+            self.aborted = True
+
+    @rule(listed=st.sampled_from([LIST, OTHER_LIST]))
+    def commit(self, listed: bytes) -> None:
+        if self.left and self.committed in (b"", listed):
+            self.batch.commit(listed)
+            self.committed = listed
+        else:
+            with pytest.raises(WrongRound):
+                self.batch.commit(listed)
+
+    @rule(
+        listed=st.sampled_from([LIST, OTHER_LIST]),
+        confirmed=st.frozensets(st.sampled_from((*SILOS, "silo-9"))),
+    )
+    def release(self, listed: bytes, confirmed: frozenset[str]) -> None:
+        stands = self.left and self.committed == listed
+        if stands and len(confirmed & set(SILOS)) >= 2:
+            self.batch.release(listed, confirmed)
+        else:
+            with pytest.raises(GateClosed if stands else WrongRound):
+                self.batch.release(listed, confirmed)
 
     @invariant()
-    def the_state_says_what_happened(self) -> None:
-        if not self.released:
-            assert self.batch.state is State.OPEN
-        else:
-            aborted = bool(self.released[0].aborted)
-            assert self.batch.state is (State.ABORTED if aborted else State.RELEASED)
+    def it_was_sealed_at_most_once_and_counts_add_up(self) -> None:
+        assert len(self.outcomes) <= 1
+        for outcome in self.outcomes:
+            assert outcome.received == len(self.opened)
+            assert outcome.received == len(outcome.sequence) + outcome.dropped
+            assert len(set(outcome.outputs)) == len(outcome.outputs) == len(outcome.sequence)
+            if not outcome.aborted:
+                valid = {each for each in self.opened if each is not None}
+                assert set(outcome.outputs) == valid
+                assert len(valid) >= 2
+
+    @invariant()
+    def it_never_both_left_and_was_aborted(self) -> None:
+        assert not (self.left and self.aborted)
+        gone = self.batch.state in (State.FORWARDED, State.RELEASED)
+        assert gone is self.left
+        assert (self.batch.state is State.ABORTED) is self.aborted
 
 
 TestBatchLife = BatchLife.TestCase
-TestBatchLife.settings = settings(deadline=None, max_examples=60, stateful_step_count=20)
+TestBatchLife.settings = settings(deadline=None, max_examples=80, stateful_step_count=25)
 
 
 # Every order is equally likely ------------------------------------------------------------------
@@ -362,10 +536,10 @@ def test_every_order_of_three_reports_is_equally_likely() -> None:
     shuffle = secrets.SystemRandom().shuffle
     seen: Counter[tuple[bytes, ...]] = Counter()
     for _ in range(trials):
-        batch = OpenBatch(descriptor(silos=SILOS[:3]))
+        batch = Batch(plain_descriptor(silos=SILOS[:3]))
         for number in range(3):
-            batch.add(b"key %d" % number, b"%d" % number)
-        seen[batch.release(shuffle).reports] += 1
+            batch.add(number, b"%d" % number)
+        seen[batch.seal(shuffle).outputs] += 1
     orders = list(permutations([b"0", b"1", b"2"]))
     expected = trials / len(orders)
     assert set(seen) <= set(orders)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from silomix.consortium import Consortium
-from silomix_shuffler.config import InvalidConfig, load
+from silomix_shuffler.config import InvalidConfig, Limits, load
 from support.consortia import make_consortium
 
 
@@ -30,12 +30,27 @@ def test_the_file_that_a_consortium_is_made_with_loads(made: Consortium) -> None
         assert config.studies == (made.study,)
         assert config.folder == path.parent
         assert config.grace_s == 2.0
+        assert config.metrics_listen is None, "no port is opened that nobody asked for"
+        assert config.limits == Limits()
+        assert config.state == path.parent / "state"
 
 
 def test_every_key_is_read(made: Consortium) -> None:
-    config = load(write(made, GOOD + "grace_s = 7.5\n"))
+    limits = (
+        "[limits]\nopen_rounds = 2\ndisk_mb = 50\nfree_disk_mb = 0\n"
+        "report_s = 1.5\nretention_s = 60\n"
+    )
+    keys = 'grace_s = 7.5\nmetrics_listen = "127.0.0.1:9201"\n'
+    config = load(write(made, GOOD + keys + limits))
     assert (config.name, config.listen, config.grace_s) == ("mix-1", "127.0.0.1:9101", 7.5)
     assert [study.identity for study in config.studies] == [made.study.identity]
+    assert config.metrics_listen == "127.0.0.1:9201"
+    assert config.limits == Limits(2, 50_000_000, 0, 1.5, 60.0)
+
+
+def test_a_limit_that_is_not_named_stays_as_it_is(made: Consortium) -> None:
+    limits = load(write(made, GOOD + "[limits]\nopen_rounds = 2\n")).limits
+    assert limits == Limits(open_rounds=2)
 
 
 def test_paths_start_at_the_files_folder(
@@ -61,6 +76,18 @@ def test_paths_start_at_the_files_folder(
         (GOOD + "grace_s = true\n", "grace_s: expected a"),
         (GOOD + "grace_s = nan\n", "grace_s: expected a"),
         (GOOD + "grace_s = inf\n", "grace_s: expected a"),
+        (GOOD + "grace_s = -1\n", "grace_s must not be negative"),
+        (GOOD.replace('["../study.toml"]', "[]"), "name at least one study"),
+        (GOOD + 'metrics_listen = "9201"\n', "metrics_listen: '9201' is not host:port"),
+        (GOOD + "limits = 3\n", "limits: expected a table"),
+        (GOOD + "[limits]\nopen_round = 3\n", "unknown key: limits.open_round"),
+        (GOOD + "[limits]\nopen_rounds = 0\n", "open_rounds and disk_mb must be above 0"),
+        (GOOD + "[limits]\nopen_rounds = 1.5\n", "limits.open_rounds: expected a whole number"),
+        (GOOD + "[limits]\ndisk_mb = 0\n", "open_rounds and disk_mb must be above 0"),
+        (GOOD + "[limits]\nfree_disk_mb = -1\n", "free_disk_mb not below"),
+        (GOOD + "[limits]\nreport_s = 0\n", "report_s and retention_s must be above 0"),
+        (GOOD + "[limits]\nretention_s = -5.0\n", "report_s and retention_s must be above 0"),
+        (GOOD + "[limits]\nreport_s = inf\n", "limits.report_s: expected a finite number"),
         ("name = ", "Invalid value"),
         (b"\xff\xfe", "decode"),
     ],

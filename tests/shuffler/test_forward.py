@@ -1,38 +1,46 @@
 """Batches from mix to mix: one per round, from the pinned predecessor, opened and permuted again.
 
-The second mix is real; the test plays the first.
+The later mixes are real; the test plays the first.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from silomix.consortium import Consortium
-from silomix_proto import mix_pb2
-from silomix_protocol.batches import Batch, Counts, frames
-from silomix_protocol.descriptor import Descriptor
-from silomix_protocol.onion import open_layer
+from silomix_proto import mix_pb2, round_pb2
+from silomix_protocol.batches import frames
+from silomix_protocol.keys import SealKey, sealing_public_key
+from silomix_protocol.onion import _SUITE, _info, open_layer
+from silomix_protocol.statements import sign_hop
+from silomix_shuffler.metrics import Metrics
 from support.consortia import make_consortium
 from support.mixes import (
     RPC_S,
+    Collected,
+    PlayedRound,
+    abandon,
     calling,
     collect,
-    described,
     forward,
     mix_serving,
-    opener,
+    opened_at,
     refusal,
     run,
     sealed_reports,
     signer,
+    state_of,
     wide_task,
 )
 
 Frames = list[mix_pb2.BatchFrame]
+Counts = tuple[int, int, int]
 
 
 @pytest.fixture
@@ -40,128 +48,203 @@ def made(tmp_path: Path) -> Consortium:
     return make_consortium(tmp_path / "c", mixes=2, minimum_batch=2, deadline_s=20.0)
 
 
-def peeled(made: Consortium, descriptor: Descriptor) -> Batch:
-    """What an honest first mix releases."""
-    key = opener(made, "mix-1")
-    reports = tuple(
-        open_layer(report.onion, key, 0, descriptor.digest)
-        for report in sealed_reports(made, descriptor).values()
-    )
-    return Batch(descriptor, reports, Counts(len(reports), len(reports), 0))
+@dataclass(frozen=True, slots=True)
+class FirstMix:
+    """The first mix of a round, played by the test: it holds that mix's key."""
+
+    played: PlayedRound
+    key: SealKey
+
+    def peeled(self) -> list[bytes]:
+        """What an honest first mix has of fresh reports, one of each silo."""
+        digest = self.played.descriptor.digest
+        onions = sealed_reports(self.played).values()
+        return [open_layer(onion.sealed, self.key, 0, digest) for onion in onions]
+
+    def batch(self, layers: Sequence[bytes], *, by: str = "mix-1", aborted: str = "") -> Frames:
+        """These layers as the messages of a batch that `by` states."""
+        count = len(layers)
+        statement = round_pb2.HopStatement(
+            hop=0,
+            received=count,
+            forwarded=count,
+            input=bytes(32),
+            output=b"".join(sha256(layer).digest() for layer in layers),
+            aborted=aborted,
+        )
+        digest = self.played.descriptor.digest
+        return list(
+            frames(digest, [sign_hop(digest, statement, signer(self.played.made, by))], layers)
+        )
+
+    async def forward(self, messages: Frames, *, caller: str = "mix-1") -> None:
+        await forward(self.played.made, caller, messages, mix="mix-2")
 
 
-def inner(made: Consortium, batch: Batch) -> list[bytes]:
-    key = opener(made, "mix-2")
-    return sorted(open_layer(report, key, 1, batch.descriptor.digest) for report in batch.reports)
+async def first_mix(made: Consortium, number: int = 1, *, attempt: int = 1) -> FirstMix:
+    """A round that every later mix has opened."""
+    later = range(1, len(made.study.mixes))
+    played, keys = await opened_at(made, later, number, attempt=attempt)
+    return FirstMix(played, keys[0])
 
 
-def with_reports(batch: Batch, *reports: bytes) -> Batch:
-    counts = Counts(len(reports), len(reports), 0)
-    return replace(batch, reports=reports, counts=counts)
+def counts(statement: round_pb2.HopStatement) -> Counts:
+    return statement.received, statement.forwarded, statement.dropped
 
 
-def written(made: Consortium, batch: Batch, by: str = "mix-1") -> Frames:
-    return list(frames(batch, signer(made, by)))
+def digests(reports: Sequence[bytes]) -> list[bytes]:
+    return [sha256(report).digest() for report in reports]
+
+
+def stated(messages: Frames) -> bytes:
+    return messages[0].header.chain[0].output
 
 
 def test_a_batch_of_the_predecessor_is_opened_and_kept_for_the_server(made: Consortium) -> None:
-    batch = peeled(made, described(made))
-
-    async def scene() -> Batch:
+    async def scene() -> None:
         async with mix_serving(made, 1):
-            await forward(made, "mix-1", written(made, batch), mix="mix-2")
-            return await collect(made, batch.descriptor)
+            first = await first_mix(made)
+            messages = first.batch(first.peeled())
+            await first.forward(messages)
+            collected = await collect(first.played)
+        assert [counts(each) for each in collected.chain] == [(3, 3, 0)] * 2
+        assert collected.chain[0].output == stated(messages)
+        assert collected.chain[1].input == sha256(stated(messages)).digest()
+        assert digests(collected.reports) == [
+            collected.chain[1].output[at : at + 32] for at in (0, 32, 64)
+        ]
 
-    collected = run(scene())
-    assert sorted(collected.reports) == inner(made, batch)
-    assert collected.counts == Counts(3, 3, 0)
+    run(scene())
 
 
 def test_the_second_mix_permutes_too(tmp_path: Path) -> None:
     """Ten reports keep their order with probability 1/10! = 3e-7."""
     made = make_consortium(tmp_path / "c", records=(40,) * 10, deadline_s=20.0)
-    batch = peeled(made, described(made))
-    key = opener(made, "mix-2")
-    in_order = [open_layer(report, key, 1, batch.descriptor.digest) for report in batch.reports]
 
-    async def scene() -> Batch:
+    async def scene() -> None:
         async with mix_serving(made, 1):
-            await forward(made, "mix-1", written(made, batch), mix="mix-2")
-            return await collect(made, batch.descriptor)
+            first = await first_mix(made)
+            onions = sealed_reports(first.played).values()
+            digest = first.played.descriptor.digest
+            layers = [open_layer(onion.sealed, first.key, 0, digest) for onion in onions]
+            await first.forward(first.batch(layers))
+            collected = await collect(first.played)
+        in_order = [onion.trail[-1] for onion in onions]
+        assert sorted(digests(collected.reports)) == sorted(in_order)
+        assert digests(collected.reports) != in_order
 
-    collected = run(scene())
-    assert sorted(collected.reports) == sorted(in_order)
-    assert list(collected.reports) != in_order
+    run(scene())
 
 
 @pytest.mark.parametrize("caller", ["silo-1", "server", "mix-2"])
 def test_only_the_predecessor_forwards(made: Consortium, caller: str) -> None:
     """Whatever it holds: the batch is genuine and signed by the first mix."""
-    batch = peeled(made, described(made))
 
     async def scene() -> None:
         async with mix_serving(made, 1):
-            code = await refusal(forward(made, caller, written(made, batch), mix="mix-2"))
+            first = await first_mix(made)
+            messages = first.batch(first.peeled())
+            code = await refusal(first.forward(messages, caller=caller))
             assert code is grpc.StatusCode.PERMISSION_DENIED
-            await forward(made, "mix-1", written(made, batch), mix="mix-2")
-            assert len((await collect(made, batch.descriptor)).reports) == 3
+            await first.forward(messages)
+            assert len((await collect(first.played)).reports) == 3
 
     run(scene())
 
 
-@pytest.mark.parametrize("caller", ["mix-1", "mix-2", "silo-1", "server"])
-def test_nobody_forwards_to_the_first_mix(made: Consortium, caller: str) -> None:
-    batch = peeled(made, described(made))
+def test_in_a_longer_chain_a_mix_takes_batches_of_its_own_predecessor_only(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", mixes=3, deadline_s=20.0)
 
     async def scene() -> grpc.StatusCode:
-        async with mix_serving(made, 0):
-            return await refusal(forward(made, caller, written(made, batch), mix="mix-1"))
+        async with mix_serving(made, 1), mix_serving(made, 2):
+            first = await first_mix(made)
+            messages = first.batch(first.peeled())
+            return await refusal(forward(made, "mix-1", messages, mix="mix-3"))
 
     assert run(scene()) is grpc.StatusCode.PERMISSION_DENIED
 
 
-@pytest.mark.parametrize("again", ["the same batch", "another batch", "an aborted batch"])
-def test_a_second_batch_for_a_round_is_refused(made: Consortium, again: str) -> None:
-    descriptor = described(made)
-    first = peeled(made, descriptor)
-    second = {
-        "the same batch": first,
-        "another batch": peeled(made, descriptor),
-        "an aborted batch": Batch(descriptor, (), Counts(1, 0, 0), "1 valid reports, 2 needed"),
-    }[again]
+# The same again, and something else ---------------------------------------------------------------
+
+
+def test_the_same_batch_again_changes_nothing_also_after_a_restart(made: Consortium) -> None:
+    """A predecessor that did not hear the answer sends it again."""
 
     async def scene() -> None:
         async with mix_serving(made, 1):
-            await forward(made, "mix-1", written(made, first), mix="mix-2")
-            code = await refusal(forward(made, "mix-1", written(made, second), mix="mix-2"))
-            assert code is grpc.StatusCode.FAILED_PRECONDITION
-            collected = await collect(made, descriptor)
-        assert sorted(collected.reports) == inner(made, first)
+            first = await first_mix(made)
+            messages = first.batch(first.peeled())
+            await first.forward(messages)
+            await first.forward(messages)
+            collected = await collect(first.played)
+            await first.forward(messages)
+        async with mix_serving(made, 1):
+            await first.forward(messages)
+            assert await collect(first.played) == collected, "the same bytes in the same order"
 
     run(scene())
 
 
-def test_a_second_batch_is_refused_after_a_restart_too(made: Consortium) -> None:
-    batch = peeled(made, described(made))
+@pytest.mark.parametrize("second", ["other reports", "another order", "an abort"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_second_batch_is_refused_and_counted(
+    made: Consortium, second: str, restart: bool
+) -> None:
+    metrics = Metrics()
+
+    async def take_second(first: FirstMix, layers: list[bytes]) -> None:
+        other = {
+            "other reports": first.batch(first.peeled()),
+            "another order": first.batch(layers[::-1]),
+            "an abort": first.batch((), aborted="1 valid reports, 2 needed"),
+        }[second]
+        code = await refusal(first.forward(other))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        counted = {"reason": "second_batch"}
+        assert metrics.registry.get_sample_value("silomix_mix_refused_total", counted) == 1
 
     async def scene() -> None:
-        async with mix_serving(made, 1):
-            await forward(made, "mix-1", written(made, batch), mix="mix-2")
-        async with mix_serving(made, 1):
-            code = await refusal(forward(made, "mix-1", written(made, batch), mix="mix-2"))
-            assert code is grpc.StatusCode.FAILED_PRECONDITION
+        async with mix_serving(made, 1, metrics=None if restart else metrics):
+            first = await first_mix(made)
+            layers = first.peeled()
+            await first.forward(first.batch(layers))
+            if not restart:
+                await take_second(first, layers)
+            collected = await collect(first.played)
+        async with mix_serving(made, 1, metrics=metrics if restart else None):
+            if restart:
+                await take_second(first, layers)
+            assert await collect(first.played) == collected, "the first one stands"
 
     run(scene())
 
 
-def test_a_batch_with_another_descriptor_for_the_round_is_refused(made: Consortium) -> None:
-    first, second = (peeled(made, described(made, query=query)) for query in (b"one", b"two"))
+def test_of_two_batches_that_arrive_together_one_is_taken(tmp_path: Path) -> None:
+    """Large layers are opened in threads: the second batch arrives meanwhile."""
+    made = make_consortium(
+        tmp_path / "c", records=(1,) * 5, deadline_s=20.0, task=wide_task(20_000)
+    )
 
     async def scene() -> None:
-        async with mix_serving(made, 1):
-            await forward(made, "mix-1", written(made, first), mix="mix-2")
-            code = await refusal(forward(made, "mix-1", written(made, second), mix="mix-2"))
-            assert code is grpc.StatusCode.FAILED_PRECONDITION
+        async with mix_serving(made, 1), calling(made, "mix-1", "mix-2") as stub:
+            first = await first_mix(made)
+            batches = [first.batch(first.peeled()) for _ in range(2)]
+            calls = [stub.Forward(timeout=RPC_S, wait_for_ready=True) for _ in batches]
+
+            async def send(call: Any, sent: list[mix_pb2.BatchFrame]) -> None:
+                for message in sent:
+                    await call.write(message)
+                await call.done_writing()
+
+            pairs = zip(calls, batches, strict=True)
+            await asyncio.gather(*(send(call, sent) for call, sent in pairs))
+            codes = [await call.code() for call in calls]
+            assert sorted(codes, key=str) == [
+                grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.OK,
+            ]
+            collected = await collect(first.played)
+        assert collected.chain[0].output == stated(batches[codes.index(grpc.StatusCode.OK)])
 
     run(scene())
 
@@ -169,148 +252,256 @@ def test_a_batch_with_another_descriptor_for_the_round_is_refused(made: Consorti
 # Batches that are not what they should be -------------------------------------------------------
 
 
-def signed_by_another_mix(made: Consortium, batch: Batch) -> Frames:
-    return written(made, batch, by="mix-2")
+def signed_by_another_mix(first: FirstMix, layers: list[bytes]) -> Frames:
+    return first.batch(layers, by="mix-2")
 
 
-def with_a_count_changed(made: Consortium, batch: Batch) -> Frames:
-    messages = written(made, batch)
-    messages[-1].trailer.received = 7
+def with_a_count_changed(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
+    messages[0].header.chain[0].received = 2
     return messages
 
 
-def with_a_report_changed(made: Consortium, batch: Batch) -> Frames:
-    messages = written(made, batch)
+def with_a_report_changed(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
     messages[1].chunk = messages[1].chunk[:-1] + bytes([messages[1].chunk[-1] ^ 1])
     return messages
 
 
-def without_a_trailer(made: Consortium, batch: Batch) -> Frames:
-    return written(made, batch)[:-1]
-
-
-def without_a_header(made: Consortium, batch: Batch) -> Frames:
-    return written(made, batch)[1:2]
-
-
-def with_too_many_reports(made: Consortium, batch: Batch) -> Frames:
-    extra = with_reports(batch, *batch.reports, batch.reports[0])
-    return written(made, extra)[:1]
-
-
-def with_reports_of_another_length(made: Consortium, batch: Batch) -> Frames:
-    return written(made, with_reports(batch, *(report[:-1] for report in batch.reports)))
-
-
-def with_layers_still_on(made: Consortium, batch: Batch) -> Frames:
-    onions = (report.onion for report in sealed_reports(made, batch.descriptor).values())
-    return written(made, with_reports(batch, *onions))[:2]
-
-
-def of_an_unknown_study(made: Consortium, batch: Batch) -> Frames:
-    other = make_consortium(made.folder / "other")
-    return list(frames(peeled(other, described(other)), signer(made, "mix-1")))[:1]
-
-
-def with_a_forged_descriptor(made: Consortium, batch: Batch) -> Frames:
-    messages = written(made, batch)[:1]
-    messages[0].header.descriptor.signature = bytes(64)
+def with_reports_in_another_order(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
+    messages[1].chunk = b"".join(layers[::-1])
     return messages
+
+
+def with_a_report_missing(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
+    messages[1].chunk = b"".join(layers[:-1])
+    return messages
+
+
+def with_a_report_more(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
+    messages[1].chunk += layers[0]
+    return messages
+
+
+def with_a_few_bytes_more(first: FirstMix, layers: list[bytes]) -> Frames:
+    return [*first.batch(layers), mix_pb2.BatchFrame(chunk=b"more")]
+
+
+def without_reports(first: FirstMix, layers: list[bytes]) -> Frames:
+    return first.batch(layers)[:1]
+
+
+def with_a_second_header(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
+    return [messages[0], messages[0]]
+
+
+def without_a_header(first: FirstMix, layers: list[bytes]) -> Frames:
+    return first.batch(layers)[1:2]
+
+
+def without_anything(_: FirstMix, __: list[bytes]) -> Frames:
+    return []
+
+
+def without_statements(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
+    del messages[0].header.chain[:]
+    return messages
+
+
+def with_a_statement_too_many(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
+    messages[0].header.chain.append(messages[0].header.chain[0])
+    return messages
+
+
+def of_more_reports_than_silos(first: FirstMix, layers: list[bytes]) -> Frames:
+    return first.batch([*layers, *first.peeled()])
+
+
+def with_a_report_twice(first: FirstMix, layers: list[bytes]) -> Frames:
+    return first.batch([*layers[:2], layers[0]])
+
+
+def below_the_minimum(first: FirstMix, layers: list[bytes]) -> Frames:
+    return first.batch(layers[:1])
+
+
+def with_reports_of_another_length(first: FirstMix, layers: list[bytes]) -> Frames:
+    return first.batch([layer[:-1] for layer in layers])
+
+
+def with_layers_still_on(first: FirstMix, _: list[bytes]) -> Frames:
+    return first.batch([onion.sealed for onion in sealed_reports(first.played).values()])
+
+
+def of_a_round_that_is_not_open(first: FirstMix, layers: list[bytes]) -> Frames:
+    messages = first.batch(layers)
+    messages[0].header.digest = bytes(32)
+    return messages
+
+
+DENIED, WRONG, OVER = (
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
 
 
 @pytest.mark.parametrize(
     ("broken", "code"),
     [
-        (signed_by_another_mix, grpc.StatusCode.PERMISSION_DENIED),
-        (with_a_count_changed, grpc.StatusCode.PERMISSION_DENIED),
-        (with_a_report_changed, grpc.StatusCode.INVALID_ARGUMENT),
-        (without_a_trailer, grpc.StatusCode.INVALID_ARGUMENT),
-        (without_a_header, grpc.StatusCode.INVALID_ARGUMENT),
-        (with_too_many_reports, grpc.StatusCode.INVALID_ARGUMENT),
-        (with_reports_of_another_length, grpc.StatusCode.INVALID_ARGUMENT),
-        (with_layers_still_on, grpc.StatusCode.INVALID_ARGUMENT),
-        (of_an_unknown_study, grpc.StatusCode.FAILED_PRECONDITION),
-        (with_a_forged_descriptor, grpc.StatusCode.FAILED_PRECONDITION),
+        (signed_by_another_mix, DENIED),
+        (with_a_count_changed, DENIED),
+        (with_a_report_changed, WRONG),
+        (with_reports_in_another_order, WRONG),
+        (with_a_report_missing, WRONG),
+        (with_a_report_more, WRONG),
+        (with_a_few_bytes_more, WRONG),
+        (without_reports, WRONG),
+        (with_a_second_header, WRONG),
+        (without_a_header, WRONG),
+        (without_anything, WRONG),
+        (without_statements, WRONG),
+        (with_a_statement_too_many, WRONG),
+        (of_more_reports_than_silos, WRONG),
+        (with_a_report_twice, WRONG),
+        (below_the_minimum, WRONG),
+        (with_reports_of_another_length, WRONG),
+        (with_layers_still_on, WRONG),
+        (of_a_round_that_is_not_open, OVER),
     ],
 )
 def test_a_bad_batch_is_refused_and_does_not_use_up_the_round(
-    made: Consortium, broken: Callable[[Consortium, Batch], Frames], code: grpc.StatusCode
+    made: Consortium,
+    broken: Callable[[FirstMix, list[bytes]], Frames],
+    code: grpc.StatusCode,
 ) -> None:
-    batch = peeled(made, described(made))
-
     async def scene() -> None:
         async with mix_serving(made, 1):
-            bad = broken(made, batch)
-            assert await refusal(forward(made, "mix-1", bad, mix="mix-2")) is code
-            await forward(made, "mix-1", written(made, batch), mix="mix-2")
-            collected = await collect(made, batch.descriptor)
-        assert sorted(collected.reports) == inner(made, batch)
+            first = await first_mix(made)
+            layers = first.peeled()
+            assert await refusal(first.forward(broken(first, layers))) is code
+            body = first.played.descriptor.digest.hex()
+            folder = state_of(made, 1) / "batches"
+            assert [path.name for path in folder.iterdir()] == [body], "nothing of it is left"
+            await first.forward(first.batch(layers))
+            collected = await collect(first.played)
+        assert collected.chain[0].output == b"".join(digests(layers))
+        assert len(collected.reports) == 3
 
     run(scene())
 
 
-def collected_after(made: Consortium, batch: Batch) -> Batch:
-    async def scene() -> Batch:
-        async with mix_serving(made, 1):
-            await forward(made, "mix-1", written(made, batch), mix="mix-2")
-            return await collect(made, batch.descriptor)
+# Garbage, copies, too few -------------------------------------------------------------------------
 
-    return run(scene())
+
+def sealed_again(first: FirstMix, inner: bytes) -> bytes:
+    """What is inside the second mix's layer, in another layer for it: other bytes, same report."""
+    key = sealing_public_key(first.played.mix_keys[1].seal)
+    return _SUITE.encrypt(inner, key, _info(b"mix", 1, first.played.descriptor.digest))
+
+
+async def collected_after(
+    made: Consortium, spoil: Callable[[FirstMix, list[bytes]], Frames]
+) -> tuple[Collected, FirstMix]:
+    async with mix_serving(made, 1):
+        first = await first_mix(made)
+        await first.forward(spoil(first, first.peeled()))
+        return await collect(first.played), first
 
 
 def test_garbage_and_copies_in_a_batch_are_dropped_and_counted(tmp_path: Path) -> None:
+    """The copy is in a layer of its own: only opened it is seen to be one."""
     made = make_consortium(tmp_path / "c", records=(40,) * 4, minimum_batch=2, deadline_s=20.0)
-    batch = peeled(made, described(made))
-    one, two, *_ = batch.reports
-    collected = collected_after(made, with_reports(batch, one, bytes(len(one)), two, one))
-    assert sorted(collected.reports) == inner(made, with_reports(batch, one, two))
-    assert collected.counts == Counts(received=4, forwarded=2, dropped=2)
-
-
-def test_a_predecessor_cannot_thin_out_a_batch_below_the_minimum(made: Consortium) -> None:
-    """Nor fill it up with copies or garbage: the second mix checks the minimum again."""
-    batch = peeled(made, described(made))
-    one = batch.reports[0]
-    for number, reports in enumerate([(one,), (one, one), (one, bytes(len(one)))], start=1):
-        descriptor = described(made, number)
-        fresh = peeled(made, descriptor)
-        replaced = [fresh.reports[0] if report is one else report for report in reports]
-        collected = collected_after(made, with_reports(fresh, *replaced))
-        assert collected.reports == ()
-        assert collected.aborted == "1 valid reports, 2 needed"
-
-
-def test_an_aborted_batch_is_passed_on_as_aborted(made: Consortium) -> None:
-    batch = Batch(described(made), (), Counts(1, 0, 0), "1 valid reports, 2 needed")
-    assert collected_after(made, batch) == batch
-
-
-def test_of_two_batches_that_arrive_together_one_is_taken(tmp_path: Path) -> None:
-    """Large layers are opened in threads: the second batch arrives meanwhile."""
-    made = make_consortium(
-        tmp_path / "c", records=(1,) * 10, deadline_s=20.0, task=wide_task(20_000)
-    )
-    descriptor = described(made)
-    batches = [peeled(made, descriptor) for _ in range(2)]
+    metrics = Metrics()
 
     async def scene() -> None:
-        async with mix_serving(made, 1), calling(made, "mix-1", "mix-2") as stub:
-            calls = [stub.Forward(timeout=RPC_S, wait_for_ready=True) for _ in batches]
-            messages = [written(made, batch) for batch in batches]
-            for call, sent in zip(calls, messages, strict=True):
-                for message in sent[:-1]:
-                    await call.write(message)
-            await asyncio.gather(
-                *(call.write(sent[-1]) for call, sent in zip(calls, messages, strict=True))
-            )
-            await asyncio.gather(*(call.done_writing() for call in calls))
-            codes = [await call.code() for call in calls]
-            assert sorted(codes, key=str) == [
-                grpc.StatusCode.FAILED_PRECONDITION,
-                grpc.StatusCode.OK,
-            ]
-            collected = await collect(made, descriptor)
-        assert sorted(collected.reports) == inner(made, batches[codes.index(grpc.StatusCode.OK)])
+        async with mix_serving(made, 1, metrics=metrics):
+            first = await first_mix(made)
+            one = first.peeled()[0]
+            inner = bytes(first.played.length)
+            copies = [sealed_again(first, inner), sealed_again(first, inner)]
+            await first.forward(first.batch([one, bytes(len(one)), *copies]))
+            collected = await collect(first.played)
+            assert counts(collected.chain[1]) == (4, 2, 2)
+            assert inner in collected.reports, "of copies, one stands"
+        for outcome, expected in (("accepted", 2), ("dropped", 2)):
+            labels = {"outcome": outcome}
+            value = metrics.registry.get_sample_value("silomix_mix_reports_total", labels)
+            assert value == expected
+
+    run(scene())
+
+
+def test_a_predecessor_cannot_fill_up_a_batch_with_garbage(made: Consortium) -> None:
+    """The second mix checks the minimum again, on what it could open."""
+
+    async def scene() -> None:
+        collected, _ = await collected_after(
+            made, lambda first, layers: first.batch([layers[0], *map(bytes, [len(layers[0])])])
+        )
+        assert collected.reports == ()
+        assert collected.aborted == "1 valid reports, 2 needed"
+        assert counts(collected.chain[1]) == (2, 0, 2)
+
+    run(scene())
+
+
+def test_an_abort_is_signed_by_every_mix_on_its_way_to_the_coordinator(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", mixes=3, deadline_s=20.0)
+
+    async def scene() -> None:
+        async with mix_serving(made, 1), mix_serving(made, 2):
+            first = await first_mix(made)
+            await first.forward(first.batch((), aborted="1 valid reports, 2 needed"))
+            collected = await collect(first.played)
+        assert collected.reports == ()
+        assert [each.aborted for each in collected.chain] == ["1 valid reports, 2 needed"] * 3
+
+    run(scene())
+
+
+# Broken connections -------------------------------------------------------------------------------
+
+
+def test_a_batch_that_breaks_off_can_be_sent_again(made: Consortium) -> None:
+    async def scene() -> None:
+        async with mix_serving(made, 1) as rounds, calling(made, "mix-1", "mix-2") as stub:
+            first = await first_mix(made)
+            messages = first.batch(first.peeled())
+            current = rounds.round(first.played.descriptor.digest)
+            call = stub.Forward(timeout=RPC_S, wait_for_ready=True)
+            await call.write(messages[0])
+            while not current.taking.locked():  # noqa: ASYNC110 it is just coming
+                await asyncio.sleep(0.01)
+            call.cancel()
+            await first.forward(messages)
+            assert len((await collect(first.played)).reports) == 3
+
+    run(scene())
+
+
+def test_a_round_abandoned_while_its_batch_comes_leaves_nothing_on_disk(made: Consortium) -> None:
+    async def scene() -> None:
+        async with mix_serving(made, 1) as rounds, calling(made, "mix-1", "mix-2") as stub:
+            first = await first_mix(made)
+            messages = first.batch(first.peeled())
+            current = rounds.round(first.played.descriptor.digest)
+            call = stub.Forward(timeout=RPC_S, wait_for_ready=True)
+            await call.write(messages[0])
+            while not current.taking.locked():  # noqa: ASYNC110 it is just coming
+                await asyncio.sleep(0.01)
+            await abandon(made, first.played.descriptor, "mix-2")
+            await call.write(messages[1])
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert list((state_of(made, 1) / "batches").iterdir()) == []
+            assert await refusal(collect(first.played)) is grpc.StatusCode.FAILED_PRECONDITION
 
     run(scene())
 
@@ -318,15 +509,18 @@ def test_of_two_batches_that_arrive_together_one_is_taken(tmp_path: Path) -> Non
 def test_a_batch_goes_on_when_the_mix_that_sent_it_hangs_up(tmp_path: Path) -> None:
     """The third mix is still down when the first one's patience with the second ends."""
     made = make_consortium(tmp_path / "c", mixes=3, minimum_batch=2, deadline_s=20.0)
-    batch = peeled(made, described(made))
 
-    async def scene() -> Batch:
+    async def scene() -> None:
         async with mix_serving(made, 1):
+            async with mix_serving(made, 2):
+                first = await first_mix(made)
             async with calling(made, "mix-1", "mix-2") as stub:
-                call = stub.Forward(iter(written(made, batch)), timeout=2.0, wait_for_ready=True)
+                messages = iter(first.batch(first.peeled()))
+                call = stub.Forward(messages, timeout=RPC_S, wait_for_ready=True)
                 with suppress(grpc.aio.AioRpcError):
                     await call
             async with mix_serving(made, 2):
-                return await collect(made, batch.descriptor)
+                collected = await collect(first.played)
+        assert [counts(each) for each in collected.chain] == [(3, 3, 0)] * 3
 
-    assert run(scene()).counts == Counts(3, 3, 0)
+    run(scene())

@@ -32,6 +32,8 @@ def make_consortium(
     lease_deadline_s: float = 600.0,
     wait_for_silos_s: float = 30.0,
     task: Task = SMALL_TASK,
+    gate: bool = True,
+    tokens: bool = True,
 ) -> Consortium:
     """Folders, keys, study file and random data of a consortium on free loopback ports."""
     fleet, channel, control, *chain = (f"127.0.0.1:{port}" for port in free_ports(3 + mixes))
@@ -48,6 +50,8 @@ def make_consortium(
             target=PrivacyTarget(epsilon, delta),
             minimum_batch=minimum_batch,
             deadline_s=deadline_s,
+            gate=gate,
+            tokens=tokens,
         ),
         Addresses(fleet, channel, control, tuple(chain)),
         lease_rounds=lease_rounds,

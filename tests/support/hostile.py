@@ -8,7 +8,7 @@ mix.  The silo is `python -m silomix silo run`; nothing of it is replaced.
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -24,12 +24,23 @@ from silomix.audit.attacker import Attacker
 from silomix.audit.fleet import Fleet, serving
 from silomix.audit.scratch import running, said
 from silomix.consortium import Consortium
+from silomix_client.asked import AskedRound
 from silomix_client.config import SiloConfig, load
+from silomix_core.study import StudyId
 from silomix_proto import channel_pb2, mix_pb2, round_pb2
-from silomix_protocol.descriptor import Descriptor
+from silomix_protocol.descriptor import Descriptor, RoundDigest
+from silomix_protocol.statements import sign_receipt
 from silomix_protocol.tls import ServerContext
 
-from support.silos import written
+from support.played import gated_digest
+from support.silos import (
+    committed_list,
+    mix_key,
+    round_opened,
+    stretch_of,
+    tokens_for,
+    written,
+)
 
 Event = channel_pb2.ChannelEvent
 Script = Callable[["HostileServer"], AsyncIterator[Event]]
@@ -41,26 +52,57 @@ _LEASE_S = 30.0
 # What the server says ----------------------------------------------------------------------------
 
 
-def opening(signed: round_pb2.SignedDescriptor, query: bytes, size: int | None = None) -> Script:
+def opening(
+    made: Consortium,
+    signed: round_pb2.SignedDescriptor,
+    query: bytes,
+    size: int | None = None,
+    edit: Callable[[channel_pb2.RoundOpened], object] = lambda opened: None,
+) -> Script:
     """A round is opened; `size` is what is announced if it is not the query's length."""
 
     async def script(_server: "HostileServer") -> AsyncIterator[Event]:
-        announced = len(query) if size is None else size
-        yield Event(opened=channel_pb2.RoundOpened(descriptor=signed, query_bytes=announced))
+        opened = round_opened(made, signed, query)
+        if size is not None:
+            opened.query_bytes = size
+        edit(opened)
+        yield Event(opened=opened)
         yield Event(query_chunk=query)
 
     return script
 
 
-def whole_round(descriptor: Descriptor, query: bytes) -> Script:
-    """What an honest coordinator does: open the round, wait for the report, confirm it."""
+def saying(*events: Event) -> Script:
+    """These events, whatever the silo makes of them."""
 
-    async def script(server: "HostileServer") -> AsyncIterator[Event]:
-        async for event in opening(descriptor.to_wire(), query)(server):
+    async def script(_server: "HostileServer") -> AsyncIterator[Event]:
+        for event in events:
             yield event
-        yield server.confirmed(descriptor, await server.arrivals.get())
 
     return script
+
+
+def whole_round(made: Consortium, question: AskedRound) -> Script:
+    """What an honest coordinator does: open the round, wait for the report, commit, close."""
+    descriptor, digest = question.descriptor, question.descriptor.digest
+
+    def attempt(opened: channel_pb2.RoundOpened) -> None:
+        opened.abandoned.extend(question.abandoned)
+
+    async def script(server: "HostileServer") -> AsyncIterator[Event]:
+        signed = descriptor.to_wire()
+        async for event in opening(made, signed, question.query, edit=attempt)(server):
+            yield event
+        onion = await server.arrivals.get()
+        yield committed(made, descriptor, [gated_digest(made, onion, descriptor)])
+        await asyncio.wait_for(server.words.get(), _LEASE_S)
+        yield Event(closed=channel_pb2.RoundClosed(digest=digest))
+
+    return script
+
+
+def committed(made: Consortium, descriptor: Descriptor, reports: Sequence[bytes]) -> Event:
+    return Event(committed=committed_list(made, descriptor.digest, reports))
 
 
 def in_turn(first: Script, then: Script, between: Callable[[], None] = lambda: None) -> Script:
@@ -77,28 +119,49 @@ def in_turn(first: Script, then: Script, between: Callable[[], None] = lambda: N
 
 
 class HostileServer(Attacker):
-    """Coordinator and first mix: asks by script, takes every report, keeps its bytes."""
+    """Coordinator and first mix: asks by script, takes every report, keeps its bytes.
+
+    Before a script it announces the whole study as one stretch and gives its tokens, unless the
+    lease is among the `silent` ones.
+    """
 
     def __init__(self, made: Consortium) -> None:
         super().__init__(made, made.study.mechanism())
+        self.known = {made.study.identity: made}
         self.scripts: dict[str, Script] = {}
-        self.frames = 0
+        self.silent: set[str] = set()
+        self.frames = 0  # that reached the first mix
         self.arrivals: asyncio.Queue[bytes] = asyncio.Queue()
+        self.words: asyncio.Queue[channel_pb2.SiloFrame] = asyncio.Queue()
+        self.said: list[channel_pb2.SiloFrame] = []  # by the silo, in this lease
         self.onions: list[bytes] = []
-
-    def confirmed(self, descriptor: Descriptor, onion: bytes) -> Event:
-        return self._closed(descriptor, self._open(onion, descriptor.digest)[1])
+        self.receipt_place = 0  # of silo-1, for whom the first mix signs
 
     async def Follow(  # noqa: N802
-        self, request: channel_pb2.FollowRequest, context: ServerContext
+        self, request_iterator: AsyncIterator[channel_pb2.SiloFrame], context: ServerContext
     ) -> AsyncIterator[Event]:
-        script = self.scripts.get(request.lease)
+        follow = (await anext(request_iterator)).follow
+        script = self.scripts.get(follow.lease)
         if script is None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "that lease is not open")
-        else:
+        made = self.known[StudyId(follow.study)]
+        if follow.lease not in self.silent:
+            yield Event(stretch=stretch_of(made))
+            request = (await anext(request_iterator)).tokens
+            yield Event(tokens=tokens_for(made.study, request))
+        listening = asyncio.create_task(self._listen(request_iterator))
+        try:
             async for event in script(self):
                 yield event
             yield Event(ended=channel_pb2.LeaseEnded(reason="all was said"))
+            await asyncio.wait({listening}, timeout=_LEASE_S)  # the silo has the last word
+        finally:
+            listening.cancel()
+
+    async def _listen(self, frames: AsyncIterator[channel_pb2.SiloFrame]) -> None:
+        async for frame in frames:
+            self.said.append(frame)
+            self.words.put_nowait(frame)
 
     async def Submit(  # noqa: N802
         self, request_iterator: AsyncIterator[mix_pb2.SubmitFrame], context: ServerContext
@@ -117,9 +180,9 @@ class HostileServer(Attacker):
         """Whatever round it is of: a report that should not have been sent is kept as well."""
         self.onions.append(onion)
         self.arrivals.put_nowait(onion)
-        digest = sha256(header.descriptor.descriptor).digest()
-        signature = self._mix_sign_key.sign("receipt", digest, sha256(onion).digest())
-        return mix_pb2.Receipt(status=mix_pb2.Receipt.ACCEPTED, signature=signature)
+        digest = RoundDigest(header.digest)
+        report = sha256(onion).digest()
+        return sign_receipt(digest, self.receipt_place, report, mix_key(self._made, 0))
 
 
 class ListeningFleet(Fleet):
@@ -160,9 +223,11 @@ class ListeningFleet(Fleet):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a lease went: the silo's reply, what reached the first mix, what the operator reads."""
+    """How a lease went: the silo's reply, what it said on the channel after it had its tokens,
+    what reached the first mix, what the operator reads."""
 
     reply: dict[str, str]
+    said: list[channel_pb2.SiloFrame]
     frames: int
     onions: list[bytes]
     log: str
@@ -195,13 +260,18 @@ class Siege:
         self._child.kill()
         await self.stop()
 
-    async def lease(self, fields: dict[str, str], script: Script) -> Outcome:
+    async def lease(
+        self, fields: dict[str, str], script: Script, *, announced: bool = True
+    ) -> Outcome:
         """Offer a lease, play the script on its channel and wait for the silo's reply."""
         frames, onions = self.server.frames, len(self.server.onions)
-        self.server.arrivals = asyncio.Queue()
+        self.server.arrivals, self.server.words = asyncio.Queue(), asyncio.Queue()
+        self.server.said = []
         written_before = self.log.stat().st_size
         identity = fields.get("lease", "")
         self.server.scripts[identity] = script
+        if not announced:
+            self.server.silent.add(identity)
         self._node.offer(fields)
         try:
             reply = await asyncio.wait_for(self._fleet.replies.get(), _LEASE_S)
@@ -211,6 +281,7 @@ class Siege:
             del self.server.scripts[identity]
         return Outcome(
             reply=reply,
+            said=self.server.said,
             frames=self.server.frames - frames,
             onions=self.server.onions[onions:],
             log=self.log.read_bytes()[written_before:].decode(),

@@ -1,8 +1,12 @@
-"""Mixes on loopback, in this process or as real ones, and the parties that talk to them."""
+"""Mixes on loopback, in this process or as real ones, and the parties that talk to them.
+
+The tests play silos and the coordinator: `opened_round` prepares keys and opens a round at every
+mix, `submit` sends what a silo would, `collect` and `release` do what the coordinator does.
+"""
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,15 +20,21 @@ from silomix.consortium import Consortium
 from silomix_core.losses import LossName
 from silomix_core.report import encode_report, report_bytes
 from silomix_core.task import Feature, Scaling, Task
-from silomix_proto import mix_pb2, mix_pb2_grpc
-from silomix_protocol.batches import Batch, read_batch
-from silomix_protocol.descriptor import Descriptor, issue
-from silomix_protocol.keys import SealKey, SigningKey
-from silomix_protocol.onion import Sealer, onion_bytes
-from silomix_protocol.tls import Identity
-from silomix_shuffler.register import RoundRegister
+from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
+from silomix_protocol.batches import check_report, incoming
+from silomix_protocol.descriptor import AttemptKeys, Descriptor, issue
+from silomix_protocol.keys import SealKey, SigningKey, verify
+from silomix_protocol.onion import Onion, onion_bytes, open_gated, seal
+from silomix_protocol.roundkeys import check_list, fingerprint
+from silomix_protocol.statements import sign_confirmation
+from silomix_protocol.tls import Identity, ServerContext
+from silomix_protocol.tokens import TOKEN_BYTES, payload_bytes
+from silomix_shuffler.config import Limits
+from silomix_shuffler.disk import Disk
+from silomix_shuffler.metrics import Metrics
 from silomix_shuffler.rounds import Rounds
 from silomix_shuffler.service import MixService
+from silomix_shuffler.store import Store
 
 Result = TypeVar("Result")
 
@@ -53,10 +63,6 @@ def signer(made: Consortium, name: str) -> SigningKey:
     return SigningKey.load(made.folder / name / "sign.key")
 
 
-def opener(made: Consortium, name: str) -> SealKey:
-    return SealKey.load(made.folder / name / "seal.key")
-
-
 def wide_task(columns: int) -> Task:
     """A task whose reports are as long as its columns are many."""
     wide = Feature("x", 0.0, 1.0, 0.5, columns)
@@ -67,33 +73,153 @@ def wide_task(columns: int) -> Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
-    """A silo's report on its way: what it sends, and what the server will receive of it."""
+class PlayedRound:
+    """A round as the coordinator knows it."""
 
-    onion: bytes
-    inner: bytes
+    made: Consortium
+    descriptor: Descriptor
+    server_key: SealKey
+    mix_keys: tuple[round_pb2.RoundKeys, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of a gated report."""
+        study = self.made.study
+        return onion_bytes(payload_length(self.made), study, len(study.mixes))
+
+
+def payload_length(made: Consortium) -> int:
+    return payload_bytes(made.study, report_bytes(made.study.mechanism()))
 
 
 def described(
     made: Consortium,
+    keys: Sequence[round_pb2.RoundKeys],
     round_number: int = 1,
     *,
+    attempt: int = 1,
     silos: tuple[str, ...] | None = None,
     query: bytes = b"query",
-) -> Descriptor:
-    """The descriptor of a round, for all silos unless some are named."""
+) -> PlayedRound:
+    """A round with these mix keys, for all silos unless some are named."""
     everyone = tuple(silo.name for silo in made.study.silos)
-    return issue(made.study, round_number, silos or everyone, query, signer(made, "server"))
+    server_key = SealKey.generate()
+    attempt_keys = AttemptKeys(
+        server=sha256(server_key.public).digest(),
+        mixes=tuple(fingerprint(each) for each in keys),
+        token=bytes(32) if made.study.batching.tokens else b"",
+    )
+    descriptor = issue(
+        made.study,
+        round_number,
+        attempt,
+        silos or everyone,
+        query,
+        attempt_keys,
+        signer(made, "server"),
+    )
+    return PlayedRound(made, descriptor, server_key, tuple(keys))
 
 
-def sealed_reports(made: Consortium, descriptor: Descriptor) -> dict[str, Sealed]:
-    """A sealed report of every silo of the round."""
-    sealer, mechanism = Sealer(made.study), made.study.mechanism()
-    rng = np.random.default_rng(descriptor.round)
+def invented_keys(made: Consortium) -> tuple[round_pb2.RoundKeys, ...]:
+    """Keys that no mix knows."""
+    release = SealKey.generate().public if made.study.batching.gate else b""
+    return tuple(
+        round_pb2.RoundKeys(seal=SealKey.generate().public, release=release)
+        for _ in made.study.mixes
+    )
+
+
+async def prepared_keys(
+    made: Consortium, round_number: int = 1, *, attempt: int = 1
+) -> tuple[round_pb2.RoundKeys, ...]:
+    """Every mix's keys for one round, vouched for by it."""
+    return tuple(
+        [
+            await prepared_at(made, mix.name, round_number, attempt=attempt)
+            for mix in made.study.mixes
+        ]
+    )
+
+
+async def prepared_at(
+    made: Consortium, mix: str, round_number: int = 1, *, attempt: int = 1
+) -> round_pb2.RoundKeys:
+    """One mix's keys for one round, vouched for by it."""
+    request = mix_pb2.PrepareRequest(
+        study=made.study.identity, attempt=attempt, first_round=round_number, rounds=1
+    )
+    async with calling(made, "server", mix) as stub:
+        prepared = await stub.Prepare(request, timeout=RPC_S, wait_for_ready=True)
+    (place,) = (each for each in made.study.mixes if each.name == mix)
+    check_list(prepared.list, made.study, place)
+    keys = prepared.keys[0]
+    assert isinstance(keys, round_pb2.RoundKeys)
+    return keys
+
+
+async def opened_round(
+    made: Consortium,
+    round_number: int = 1,
+    *,
+    attempt: int = 1,
+    silos: tuple[str, ...] | None = None,
+    query: bytes = b"query",
+) -> PlayedRound:
+    """A round that every mix has opened."""
+    keys = await prepared_keys(made, round_number, attempt=attempt)
+    played = described(made, keys, round_number, attempt=attempt, silos=silos, query=query)
+    for mix in made.study.mixes:
+        await open_at(made, played.descriptor, mix.name)
+    return played
+
+
+async def opened_at(
+    made: Consortium, served: Sequence[int], round_number: int = 1, *, attempt: int = 1
+) -> tuple[PlayedRound, dict[int, SealKey]]:
+    """A round that the mixes at these places have opened; the test holds the other seal keys."""
+    keys, own = [], {}
+    for place, mix in enumerate(made.study.mixes):
+        if place in served:
+            keys.append(await prepared_at(made, mix.name, round_number, attempt=attempt))
+        else:
+            own[place] = SealKey.generate()
+            release = SealKey.generate().public if made.study.batching.gate else b""
+            keys.append(round_pb2.RoundKeys(seal=own[place].public, release=release))
+    played = described(made, keys, round_number, attempt=attempt)
+    for place in served:
+        await open_at(made, played.descriptor, made.study.mixes[place].name)
+    return played, own
+
+
+async def open_at(
+    made: Consortium, descriptor: Descriptor, mix: str, *, caller: str = "server"
+) -> None:
+    async with calling(made, caller, mix) as stub:
+        await stub.Open(descriptor.to_wire(), timeout=RPC_S, wait_for_ready=True)
+
+
+async def abandon(
+    made: Consortium, descriptor: Descriptor, mix: str, *, caller: str = "server"
+) -> round_pb2.Abandonment:
+    async with calling(made, caller, mix) as stub:
+        statement = await stub.Abandon(descriptor.to_wire(), timeout=RPC_S, wait_for_ready=True)
+    assert isinstance(statement, round_pb2.Abandonment)
+    return statement
+
+
+def sealed_reports(played: PlayedRound, seed: int = 0) -> dict[str, Onion]:
+    """A sealed report of every silo of the round (its token is zeros: no mix can tell)."""
+    mechanism = played.made.study.mechanism()
+    rng = np.random.default_rng(seed)
+    token = bytes(TOKEN_BYTES) if played.made.study.batching.tokens else b""
     reports = {}
-    for silo in descriptor.silos:
+    for silo in played.descriptor.silos:
         values = rng.integers(-1000, 1000, mechanism.dimension)
-        reports[silo] = Sealed(*sealer.seal(encode_report(values, mechanism), descriptor.digest))
+        payload = token + encode_report(values, mechanism)
+        reports[silo] = seal(
+            payload, played.server_key.public, played.mix_keys, played.descriptor.digest
+        )
     return reports
 
 
@@ -109,7 +235,7 @@ def submission(
     """The messages of one report, in one piece unless `chunk_bytes` cuts it."""
     digest = sha256(onion).digest()
     header = mix_pb2.SubmitHeader(
-        descriptor=descriptor.to_wire(),
+        digest=descriptor.digest,
         bytes=len(onion),
         signature=signer(made, signed_by or silo).sign("report", descriptor.digest, digest),
     )
@@ -122,21 +248,31 @@ def submission(
 # Mixes ------------------------------------------------------------------------------------------
 
 
+def state_of(made: Consortium, index: int) -> Path:
+    """Where the mix at this place of the chain keeps everything."""
+    return made.folder / made.study.mixes[index].name / "state"
+
+
 @asynccontextmanager
 async def mix_serving(
-    made: Consortium, index: int, *, grace_s: float = PATIENT_S
+    made: Consortium,
+    index: int,
+    *,
+    grace_s: float = PATIENT_S,
+    limits: Limits | None = None,
+    metrics: Metrics | None = None,
+    disk: Disk | None = None,
 ) -> AsyncIterator[Rounds]:
     """The mix at this place of the chain, served at its address by this process."""
     place = made.study.mixes[index]
-    folder = made.folder / place.name
-    own = identity(made, place.name)
-    register = RoundRegister(folder / "rounds.sqlite")
-    keys = signer(made, place.name), opener(made, place.name)
-    rounds = Rounds(own, (made.study,), *keys, register, grace_s)
-    service = MixService(rounds, keys[0], (made.study,))
+    own, key = identity(made, place.name), signer(made, place.name)
+    metrics = metrics or Metrics()
+    disk = disk or Disk(Store(state_of(made, index)))
+    rounds = Rounds(own, (made.study,), key, disk, metrics, limits or Limits(), grace_s)
+    server = own.server(place.address)
+    mix_pb2_grpc.add_MixServicer_to_server(MixService(rounds, key, metrics), server)
     try:
-        server = own.server(place.address)
-        mix_pb2_grpc.add_MixServicer_to_server(service, server)
+        await rounds.restore()
         await server.start()
         try:
             yield rounds
@@ -153,6 +289,50 @@ async def chain_serving(made: Consortium, *, grace_s: float = PATIENT_S) -> Asyn
         for index in range(len(made.study.mixes)):
             await stack.enter_async_context(mix_serving(made, index, grace_s=grace_s))
         yield
+
+
+class PlayedMix(mix_pb2_grpc.MixServicer):
+    """A next mix that only notes what is forwarded to it, and answers or never does."""
+
+    def __init__(self, *, answers: bool = True) -> None:
+        self.answers = answers
+        self.batches: list[tuple[bytes, bytes]] = []  # the header and the bodies of each
+        self.heard_of: set[bytes] = set()  # rounds of which anything came, however little
+        self.came = asyncio.Event()
+
+    async def Forward(  # noqa: N802
+        self, request_iterator: AsyncIterator[mix_pb2.BatchFrame], context: ServerContext
+    ) -> mix_pb2.ForwardReceipt:
+        source = aiter(request_iterator)
+        first = await anext(source)
+        self.heard_of.add(first.header.digest)
+        header = first.header.SerializeToString(deterministic=True)
+        self.batches.append((header, b"".join([frame.chunk async for frame in source])))
+        self.came.set()
+        if not self.answers:
+            await asyncio.Event().wait()
+        return mix_pb2.ForwardReceipt()
+
+    async def next_batch(self) -> tuple[bytes, bytes]:
+        await self.came.wait()
+        self.came.clear()
+        return self.batches[-1]
+
+
+@asynccontextmanager
+async def mix_played(
+    made: Consortium, index: int, *, answers: bool = True
+) -> AsyncIterator[PlayedMix]:
+    """The mix at this place of the chain, played by the test."""
+    place = made.study.mixes[index]
+    server = identity(made, place.name).server(place.address)
+    mix = PlayedMix(answers=answers)
+    mix_pb2_grpc.add_MixServicer_to_server(mix, server)
+    await server.start()
+    try:
+        yield mix
+    finally:
+        await server.stop(None)
 
 
 @dataclass(slots=True)
@@ -209,6 +389,15 @@ async def calling(made: Consortium, caller: str, mix: str) -> AsyncIterator[mix_
     address = next(place.address for place in made.study.mixes if place.name == mix)
     async with identity(made, caller).channel(mix, address) as channel:
         yield mix_pb2_grpc.MixStub(channel)
+
+
+async def refusal(call: Coroutine[Any, Any, Any]) -> grpc.StatusCode:
+    """The code that this call is refused with."""
+    try:
+        answer = await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    raise AssertionError(f"not refused: {answer!r}")
 
 
 class SiloStream:
@@ -284,30 +473,103 @@ async def refused_submission(
     raise AssertionError("not refused")
 
 
-async def submit_all(
-    made: Consortium, descriptor: Descriptor, reports: dict[str, Sealed]
-) -> list[mix_pb2.Receipt]:
+async def submit_all(played: PlayedRound, reports: dict[str, Onion]) -> list[mix_pb2.Receipt]:
     """Every silo's report, one after the other."""
     receipts = []
-    for silo, sealed in reports.items():
-        frames = submission(made, silo, descriptor, sealed.onion)
-        receipts += await submit(made, silo, frames)
+    for silo, onion in reports.items():
+        frames = submission(played.made, silo, played.descriptor, onion.sealed)
+        receipts += await submit(played.made, silo, frames)
     return receipts
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A batch as the coordinator got it, checked."""
+
+    chain: tuple[round_pb2.HopStatement, ...]
+    reports: tuple[bytes, ...]
+
+    @property
+    def aborted(self) -> str:
+        return self.chain[-1].aborted
+
+
 async def collect(
-    made: Consortium,
-    descriptor: Descriptor,
+    played: PlayedRound, *, caller: str = "server", mix: str | None = None, timeout_s: float = RPC_S
+) -> Collected:
+    """The round's batch, fetched from the last mix and checked as the coordinator does."""
+    made, last = played.made, played.made.study.mixes[-1]
+    async with calling(made, caller, mix or last.name) as stub:
+        request = mix_pb2.CollectRequest(digest=played.descriptor.digest)
+        source = aiter(stub.Collect(request, timeout=timeout_s, wait_for_ready=True))
+        first = await anext(source)
+        hops = len(made.study.mixes)
+        batch = incoming(first, source, played.descriptor, made.study, hops, played.length)
+        reports = []
+        async for report, digest in batch.reports():
+            check_report(report, digest)
+            reports.append(report)
+    return Collected(batch.chain, tuple(reports))
+
+
+def confirmations(
+    played: PlayedRound, joined: bytes, silos: Iterable[str] | None = None
+) -> list[round_pb2.Confirmation]:
+    """What these silos (all of the round) sign when their reports are in the list."""
+    roster = [silo.name for silo in played.made.study.silos]
+    return [
+        sign_confirmation(
+            played.descriptor.digest, joined, roster.index(silo), signer(played.made, silo)
+        )
+        for silo in (silos if silos is not None else played.descriptor.silos)
+    ]
+
+
+async def commit_at(
+    played: PlayedRound, mix: str, joined: bytes, *, caller: str = "server"
+) -> bytes:
+    """One mix's word that it stands by the joined list, checked."""
+    listed = sha256(joined).digest()
+    request = mix_pb2.CommitRequest(digest=played.descriptor.digest, list=listed)
+    async with calling(played.made, caller, mix) as stub:
+        commitment = await stub.Commit(request, timeout=RPC_S, wait_for_ready=True)
+    (place,) = (each for each in played.made.study.mixes if each.name == mix)
+    signed = played.descriptor.digest, listed
+    verify(place.sign_key, commitment.signature, "commitment", *signed)
+    assert isinstance(commitment.signature, bytes)
+    return commitment.signature
+
+
+async def release_at(
+    played: PlayedRound,
+    mix: str,
+    joined: bytes,
+    confirmed: Sequence[round_pb2.Confirmation],
     *,
     caller: str = "server",
-    mix: str | None = None,
-) -> Batch:
-    """The round's batch, fetched from the last mix and checked as the coordinator does."""
-    last = made.study.mixes[-1]
-    async with calling(made, caller, mix or last.name) as stub:
-        call = stub.Collect(descriptor.to_wire(), timeout=RPC_S, wait_for_ready=True)
-        length = inner_bytes(made)
-        return await read_batch(aiter(call), made.study, last.sign_key, length)
+) -> SealKey:
+    """The release key of one mix, against these confirmations of the joined list."""
+    request = mix_pb2.ReleaseRequest(
+        digest=played.descriptor.digest, list=sha256(joined).digest(), confirmations=confirmed
+    )
+    async with calling(played.made, caller, mix) as stub:
+        released = await stub.Release(request, timeout=RPC_S, wait_for_ready=True)
+    return SealKey.from_raw(released.key)
+
+
+async def opened_payloads(played: PlayedRound, collected: Collected) -> list[bytes]:
+    """The payloads of a collected batch, every silo of the round having confirmed it."""
+    joined, released = collected.chain[-1].output, []
+    if played.made.study.batching.gate:
+        confirmed = confirmations(played, joined)
+        for mix in played.made.study.mixes:
+            await commit_at(played, mix.name, joined)
+        for mix in played.made.study.mixes:
+            released.append(await release_at(played, mix.name, joined, confirmed))
+    return [
+        open_gated(report, released, played.server_key, played.descriptor.digest)
+        for report in collected.reports
+    ]
 
 
 async def forward(
@@ -315,17 +577,3 @@ async def forward(
 ) -> None:
     async with calling(made, caller, mix) as stub:
         await stub.Forward(iter(list(frames)), timeout=RPC_S, wait_for_ready=True)
-
-
-def inner_bytes(made: Consortium) -> int:
-    hops = len(made.study.mixes)
-    return onion_bytes(report_bytes(made.study.mechanism()), hops, hops)
-
-
-async def refusal(call: Coroutine[Any, Any, Any]) -> grpc.StatusCode:
-    """The code that this call is refused with."""
-    try:
-        answer = await call
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-    raise AssertionError(f"not refused: {answer!r}")

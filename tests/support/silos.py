@@ -1,42 +1,43 @@
-"""A silo in a test: approved, asked, killed; and what the server and the mixes would see of it."""
+"""A silo in a test: approved and asked; and what the server and the mixes would see of it."""
 
 import csv
-import json
-import os
 import shutil
-import signal
 import sqlite3
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from hashlib import sha256
+from hashlib import sha256, shake_256
+from itertools import count
 from math import floor, isqrt, sqrt
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 from numpy.typing import NDArray
 from silomix.consortium import Consortium
-from silomix_client import ledger as ledger_module
 from silomix_client.answer import StudyDesk
 from silomix_client.approve import approve, review
+from silomix_client.asked import AskedRound, asked_round
 from silomix_client.config import MAIN, Policy, SiloConfig, load
 from silomix_client.entries import Approval
-from silomix_client.errors import SiloError
 from silomix_client.keystream import fresh_keystream
-from silomix_client.ledger import Ledger, StoredReport
-from silomix_client.ledger_check import verify
+from silomix_client.ledger import Ledger
+from silomix_client.reports import StoredReport
 from silomix_client.snapshot import thaw
+from silomix_client.wallet import HeldToken
 from silomix_core.accounting.budget import Accountant, Budget
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.noise import RandomBytes
 from silomix_core.report import decode_report
 from silomix_core.study import Study
-from silomix_proto import round_pb2
-from silomix_protocol.descriptor import Descriptor, RoundDigest, check, issue
-from silomix_protocol.keys import SealKey, SigningKey
-from silomix_protocol.onion import SERVER_HOP, open_layer
+from silomix_proto import channel_pb2, round_pb2
+from silomix_protocol.descriptor import RoundDigest
+from silomix_protocol.keys import SEAL_KEY_BYTES, SealKey, SigningKey
+from silomix_protocol.onion import open_layer
+from silomix_protocol.roundkeys import KeyBook, sign_list
+from silomix_protocol.statements import sign_abandonment, sign_commitment
+from silomix_protocol.tokens import TOKEN_BYTES, Issuer, blind, issuer
+
+from support.rounds import TOKEN_SEED, Round, make_round
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
@@ -106,9 +107,16 @@ def open_desk(
     study: Study,
     ledger: Ledger,
     keystream: Callable[[], RandomBytes] = fresh_keystream,
+    *,
+    tokens: bool = True,
 ) -> StudyDesk:
-    """The desk as `silo run` builds it: approval from the ledger, records from the snapshot."""
+    """The desk as `silo run` builds it: approval from the ledger, records from the snapshot.
+
+    With `tokens` for all rounds to come, as if every stretch had been announced.
+    """
     approval = ledger.approval(study.identity)
+    if tokens and study.batching.tokens:
+        give_tokens(ledger, study)
     records = thaw(study.identity, approval.snapshot, config.state / "snapshots")
     return StudyDesk(config.name, approval, records, ledger, lambda: NOW, keystream)
 
@@ -130,6 +138,19 @@ def written(config: SiloConfig) -> tuple[list[str], dict[str, bytes]]:
     return rows, files
 
 
+def consortium_of(config: SiloConfig) -> Consortium:
+    """The consortium around a silo's folder, as `consortium.create` lays it out."""
+    folder = config.folder.parent
+    study = Study.parse((folder / "study.toml").read_bytes())
+    return Consortium(
+        folder=folder,
+        study=study,
+        server=folder / "server" / "server.toml",
+        mixes=tuple(folder / mix.name / "mix.toml" for mix in study.mixes),
+        silos=tuple(folder / silo.name / "silo.toml" for silo in study.silos),
+    )
+
+
 # The server's side -------------------------------------------------------------------------------
 
 
@@ -137,27 +158,112 @@ def server_key(made: Consortium) -> SigningKey:
     return SigningKey.load(made.server.parent / "sign.key")
 
 
+def mix_key(made: Consortium, hop: int) -> SigningKey:
+    return SigningKey.load(made.mixes[hop].parent / "sign.key")
+
+
+def token_issuer(study: Study) -> Issuer:
+    return issuer(TOKEN_SEED, study.identity)
+
+
+def give_tokens(ledger: Ledger, study: Study, rounds: Iterable[int] | None = None) -> None:
+    """Tokens into the silo's wallet: for all rounds to come, unless some are named."""
+    to_come = range(ledger.last_round(study.identity) + 1, study.rounds + 1)
+    missing = set(to_come if rounds is None else rounds) - ledger.wallet.rounds(study.identity)
+    if missing:
+        issuing = token_issuer(study)
+        held = {}
+        for number in missing:
+            token, key = blind(), issuing.public_key(number)
+            evaluated = issuing.evaluate(number, token.blinded)
+            held[number] = HeldToken(key, token.finish(evaluated, key))
+        ledger.wallet.keep(study.identity, held)
+
+
 def query_at(point: NDArray[np.float64] | list[float]) -> bytes:
     encoded = np.asarray(point, dtype="<f8").tobytes()
     return bytes(round_pb2.Query(point=encoded).SerializeToString(deterministic=True))
 
 
+def round_of(
+    made: Consortium,
+    number: int,
+    attempt: int = 1,
+    *,
+    query: bytes | None = None,
+    silos: tuple[str, ...] | None = None,
+) -> Round:
+    """An attempt of a round with the secrets of server and mixes: the same keys at every call."""
+    study, places = made.study, count()
+    name = study.identity + bytes([attempt]) + number.to_bytes(4, "big")
+
+    def make_key() -> SealKey:
+        stream = shake_256(name + bytes([next(places)]))
+        return SealKey.from_raw(stream.digest(SEAL_KEY_BYTES))
+
+    return make_round(
+        study,
+        server_key(made),
+        number,
+        attempt,
+        silos=silos,
+        query=query_at(np.zeros(study.task.dimension)) if query is None else query,
+        make_key=make_key,
+    )
+
+
 def asked(
-    made: Consortium, round_number: int, point: NDArray[np.float64] | list[float] | None = None
-) -> tuple[Descriptor, bytes]:
-    """What an honest server asks in a round: a signed descriptor for all silos, and its query."""
-    study = made.study
-    query = query_at(np.zeros(study.task.dimension) if point is None else point)
-    names = tuple(silo.name for silo in study.silos)
-    return issue(study, round_number, names, query, server_key(made)), query
+    made: Consortium,
+    round_number: int,
+    point: NDArray[np.float64] | list[float] | None = None,
+    *,
+    attempt: int = 1,
+    abandoned: Iterable[round_pb2.Abandonment] = (),
+    silos: tuple[str, ...] | None = None,
+) -> AskedRound:
+    """What an honest server asks in a round: descriptor, query and keys, as the desk gets them."""
+    query = query_at(np.zeros(made.study.task.dimension) if point is None else point)
+    attempted = round_of(made, round_number, attempt, query=query, silos=silos)
+    return AskedRound(
+        descriptor=attempted.descriptor,
+        query=query,
+        server_key=attempted.server.public,
+        mix_keys=tuple(attempted.mix_keys),
+        abandoned=tuple(abandoned),
+    )
+
+
+def abandonments(
+    made: Consortium, digest: RoundDigest, mixes: Iterable[int] | None = None
+) -> list[round_pb2.Abandonment]:
+    """What every mix (or those at these places) states about D."""
+    places = range(len(made.study.mixes)) if mixes is None else mixes
+    return [sign_abandonment(digest, "too few", mix_key(made, place)) for place in places]
+
+
+def committed_list(
+    made: Consortium, digest: RoundDigest, reports: Iterable[bytes]
+) -> channel_pb2.RoundCommitted:
+    """The list of these reports, as every mix stands by it."""
+    listed = b"".join(reports)
+    list_hash = sha256(listed).digest()
+    keys = [mix_key(made, hop) for hop in range(len(made.study.mixes))]
+    signatures = [sign_commitment(digest, list_hash, key) for key in keys]
+    return channel_pb2.RoundCommitted(digest=digest, list=listed, signatures=signatures)
 
 
 def hostile(
     made: Consortium, asks: bytes, key: SigningKey | None = None, **fields: object
 ) -> round_pb2.SignedDescriptor:
-    """Round 1's descriptor with some fields replaced, correctly signed unless `key` is given."""
-    names = tuple(silo.name for silo in made.study.silos)
-    honest = issue(made.study, 1, names, asks, server_key(made))
+    """Round 1's descriptor with some fields replaced, correctly signed unless `key` is given.
+
+    The keys it names are those of the round that it says it is.
+    """
+    number, attempt = fields.get("round", 1), fields.get("attempt", 1)
+    assert isinstance(number, int)
+    assert isinstance(attempt, int)
+    known = 1 <= number <= made.study.rounds and 1 <= attempt <= 8
+    honest = round_of(made, *((number, attempt) if known else (1, 1)), query=asks).descriptor
     message = round_pb2.RoundDescriptor.FromString(honest.encoded)
     for name, value in fields.items():
         message.ClearField(name)
@@ -170,18 +276,81 @@ def hostile(
     return round_pb2.SignedDescriptor(descriptor=encoded, signature=signature)
 
 
-def respond(desk: StudyDesk, signed: round_pb2.SignedDescriptor, query: bytes) -> StoredReport:
-    """What the round channel does with a message of the server."""
-    return desk.answer(check(signed, desk.study), query)
+def key_lists_of(
+    made: Consortium, first: int, rounds: int, attempt: int = 1
+) -> list[round_pb2.KeyList]:
+    """What every mix states about its keys for these rounds."""
+    keys = [round_of(made, first + each, attempt).mix_keys for each in range(rounds)]
+    return [
+        sign_list(made.study, attempt, first, [each[hop] for each in keys], mix_key(made, hop))
+        for hop in range(len(made.study.mixes))
+    ]
 
 
-def opened(made: Consortium, onion: bytes, digest: RoundDigest) -> NDArray[np.int64]:
-    """The integers that the server reads after every mix took its layer off."""
-    layer = onion
-    for hop, path in enumerate(made.mixes):
-        layer = open_layer(layer, SealKey.load(path.parent / "seal.key"), hop, digest)
-    key = SealKey.load(made.server.parent / "seal.key")
-    return decode_report(open_layer(layer, key, SERVER_HOP, digest), made.study.mechanism())
+def stretch_of(
+    made: Consortium, first: int = 1, rounds: int | None = None
+) -> channel_pb2.StretchOpened:
+    """What an honest server announces before these rounds (all of the study's)."""
+    length = made.study.rounds - first + 1 if rounds is None else rounds
+    keys = []
+    if made.study.batching.tokens:
+        issuing = token_issuer(made.study)
+        keys = [issuing.public_key(first + each) for each in range(length)]
+    return channel_pb2.StretchOpened(
+        first_round=first, lists=key_lists_of(made, first, length), token_keys=keys
+    )
+
+
+def tokens_for(study: Study, request: channel_pb2.TokenRequest) -> channel_pb2.TokenReply:
+    """What an honest server answers to a silo's first request."""
+    issuing, first = token_issuer(study), request.first_round
+    evaluated = [
+        issuing.evaluate(first + place, each) if each else b""
+        for place, each in enumerate(request.blinded)
+    ]
+    return channel_pb2.TokenReply(first_round=first, evaluated=evaluated)
+
+
+def round_opened(
+    made: Consortium,
+    signed: round_pb2.SignedDescriptor,
+    query: bytes,
+    abandoned: Iterable[round_pb2.Abandonment] = (),
+) -> channel_pb2.RoundOpened:
+    """The message that opens a round, with the keys of the round that the descriptor says it is."""
+    message = round_pb2.RoundDescriptor.FromString(signed.descriptor)
+    number = message.round if 1 <= message.round <= made.study.rounds else 1
+    attempt = message.attempt if 1 <= message.attempt <= 8 else 1
+    attempted = round_of(made, number, attempt)
+    return channel_pb2.RoundOpened(
+        descriptor=signed,
+        query_bytes=len(query),
+        server_key=attempted.server.public,
+        mix_keys=attempted.mix_keys,
+        lists=key_lists_of(made, number, 1, attempt) if attempt > 1 else [],
+        abandoned=abandoned,
+    )
+
+
+def respond(
+    made: Consortium, desk: StudyDesk, signed: round_pb2.SignedDescriptor, query: bytes
+) -> StoredReport:
+    """What the round channel does with a message of the server, after its stretch was announced."""
+    book = KeyBook(made.study)
+    book.add(key_lists_of(made, 1, made.study.rounds))
+    return desk.answer(asked_round(round_opened(made, signed, query), query, made.study, book))
+
+
+def opened(made: Consortium, report: StoredReport) -> NDArray[np.int64]:
+    """The integers that the server reads after every mix took its layer off and its gate away."""
+    descriptor = report.descriptor
+    attempted = round_of(made, descriptor.round, descriptor.attempt)
+    layer = report.onion
+    for hop, mix in enumerate(attempted.mixes):
+        layer = open_layer(layer, mix.seal, hop, descriptor.digest)
+    payload = replace(attempted, descriptor=descriptor).open(layer)
+    start = TOKEN_BYTES if made.study.batching.tokens else 0
+    return decode_report(payload[start:], made.study.mechanism())
 
 
 # An independent, slow update: Python integers, one record at a time ------------------------------
@@ -214,152 +383,3 @@ def exact_mean_at_zero(data: Path, study: Study) -> list[int]:
             total[index] += residual * entry
     grid = study.mechanism().grids[0]
     return [round(entry / (unit * residual_unit * len(rows) * grid)) for entry in total]
-
-
-# Children that die or race -----------------------------------------------------------------------
-
-
-def answer_and_die(silo_toml: str, moment: str) -> None:
-    """Answer round 1 and kill this very process with SIGKILL at `moment`."""
-    config = load(Path(silo_toml))
-    made = _consortium_of(config)
-    ledger = open_ledger(config)
-    desk = open_desk(config, made.study, ledger)
-    descriptor, query = asked(made, 1)
-    fatal = {"before the row is written": "INSERT INTO entries", "before the commit": "COMMIT"}
-    charging: list[str] = []
-
-    def watch(statement: str) -> None:
-        if statement.startswith("INSERT INTO entries"):
-            charging.append(statement)
-        if charging and moment in fatal and statement.startswith(fatal[moment]):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    ledger.database.set_trace_callback(watch)
-    if moment == "before the charge":
-        setattr(ledger, "charge", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
-    report = desk.answer(descriptor, query)
-    (config.folder / "sent").write_bytes(report.onion)
-    if moment == "after the charge":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def answer_all_rounds(silo_toml: str, epsilon: float) -> None:
-    """Try every round of every approved study, in turn, under a lifetime ε.
-
-    Prints which were answered, as "study round", with the SHA-256 of each report.
-    """
-    config = load(Path(silo_toml))
-    made = _consortium_of(config)
-    lifetime = PrivacyTarget(epsilon, config.policy.budgets[MAIN].target.delta)
-    ledger = open_ledger(config, lifetime)
-    studies = [approval.study for approval in ledger.approvals()]
-    desks = [open_desk(config, study, ledger) for study in studies]
-    sent: dict[str, str] = {}
-    for round_number in range(1, made.study.rounds + 1):
-        for study, desk in zip(studies, desks, strict=True):
-            descriptor, query = asked(replace(made, study=study), round_number)
-            try:
-                report = desk.answer(descriptor, query)
-            except SiloError:
-                continue
-            sent[f"{study.short_id} {round_number}"] = sha256(report.onion).hexdigest()
-    ledger.close()
-    print(json.dumps(sent))
-
-
-def _consortium_of(config: SiloConfig) -> Consortium:
-    """The consortium around a silo's folder, as `consortium.create` lays it out."""
-    folder = config.folder.parent
-    study = Study.parse((folder / "study.toml").read_bytes())
-    return Consortium(
-        folder=folder,
-        study=study,
-        server=folder / "server" / "server.toml",
-        mixes=tuple(folder / mix.name / "mix.toml" for mix in study.mixes),
-        silos=tuple(folder / silo.name / "silo.toml" for silo in study.silos),
-    )
-
-
-# Killed at every line ----------------------------------------------------------------------------
-
-
-def answer_killed_at(silo_toml: str, line: int, largest_row: int) -> bool:
-    """Answer round 1 in a child that gets SIGKILL before its `line`-th line; whether it did."""
-    child = os.fork()
-    if child == 0:
-        try:
-            _answer_until(silo_toml, line, largest_row)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-def _answer_until(silo_toml: str, line: int, largest_row: int) -> None:
-    config = load(Path(silo_toml))
-    made = _consortium_of(config)
-    ledger = open_ledger(config)
-    desk = open_desk(config, made.study, ledger)
-    descriptor, query = asked(made, 1)
-    ledger_module._LARGEST_ROW = largest_row
-    left = line
-
-    def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., object] | None:
-        nonlocal left
-        if Path(frame.f_code.co_filename).name not in _WATCHED:
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
-    sys.settrace(trace)
-    report = desk.answer(descriptor, query)
-    sys.settrace(None)
-    (config.folder / "sent").write_bytes(report.onion)
-    os.kill(os.getpid(), signal.SIGKILL)  # sent, but nobody has heard of it
-
-
-_WATCHED = ("answer.py", "ledger.py", "chain.py", "snapshot.py")
-
-
-def kill_at_every_line(folder: str, largest_row: int) -> None:
-    """Kill a silo before each line between the query and the report; print what was found.
-
-    After each death the ledger must be whole; a report that was sent must be charged, and a round
-    that is asked again must be charged once and answered with the bytes that were stored.
-    """
-    lines = charged = 0
-    while True:
-        lines += 1
-        scratch = Path(folder).with_name(f"killed-{lines}")
-        shutil.copytree(folder, scratch)
-        silo_toml = scratch / "silo-1" / "silo.toml"
-        assert answer_killed_at(str(silo_toml), lines, largest_row)
-        config = load(silo_toml)
-        sent = config.folder / "sent"
-        ledger = open_ledger(config)
-        verify(ledger)
-        rounds = ledger.total().rounds
-        assert rounds in (0, 1), f"{rounds} charges after line {lines}"
-        assert rounds == 1 or not sent.exists(), f"sent without a charge, line {lines}"
-        made = _consortium_of(config)
-        descriptor, query = asked(made, 1)
-        stored = ledger.stored(made.study, 1, descriptor.digest)
-        assert (stored is not None) == (rounds == 1)
-        again = open_desk(config, made.study, ledger).answer(descriptor, query)
-        assert stored is None or again == stored, f"fresh noise for a charged round, line {lines}"
-        assert ledger.total().rounds == 1
-        assert verify(ledger).entries == 2
-        ledger.close()
-        charged += rounds
-        finished = sent.exists()
-        if finished:
-            assert sent.read_bytes() == again.onion
-        shutil.rmtree(scratch)
-        if finished:
-            print(json.dumps({"lines": lines, "charged": charged}))
-            return
-        assert lines < 1000

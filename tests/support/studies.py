@@ -40,7 +40,6 @@ def study_tree(silos: int = 3) -> Tree:
                 "name": "mix-1",
                 "address": "127.0.0.1:7001",
                 "sign_key": _key(32, 50),
-                "seal_key": _key(1216, 50),
             }
         ],
         "server": {
@@ -48,7 +47,6 @@ def study_tree(silos: int = 3) -> Tree:
             "fleet_address": "127.0.0.1:9092",
             "channel_address": "127.0.0.1:9093",
             "sign_key": _key(32, 60),
-            "seal_key": _key(1216, 60),
         },
     }
 

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +55,7 @@ def test_too_few_silos_end_the_study_with_a_clear_refusal(tmp_path: Path) -> Non
 
 
 def test_a_killed_server_goes_on_with_the_next_round(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", rounds=400, epsilon=5.0)
+    made = make_consortium(tmp_path / "c", rounds=200, epsilon=5.0)
     approve_all(made)
     with running(made) as system:
         system.wait_for_round(10)
@@ -66,15 +68,15 @@ def test_a_killed_server_goes_on_with_the_next_round(tmp_path: Path) -> None:
     rounds = [int(line["round"]) for line in progress(made)]
     assert len(rounds) > before
     assert rounds == sorted(set(rounds))  # no round twice
-    assert rounds[-1] == 400
+    assert rounds[-1] == 200
     for entry in spending(made):
-        assert entry.rounds <= 400
+        assert entry.rounds <= 200
         assert entry.epsilon(made.study.target.delta) <= made.study.target.epsilon
     assert "study_resumed" in _log(made, "serverapp.log")
 
 
 def test_a_restarted_silo_comes_back_and_charges_nothing_twice(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", rounds=600, epsilon=5.0, lease_rounds=150)
+    made = make_consortium(tmp_path / "c", rounds=240, epsilon=5.0, lease_rounds=60)
     approve_all(made)
     with running(made) as system:
         system.wait_for_round(20)
@@ -85,8 +87,8 @@ def test_a_restarted_silo_comes_back_and_charges_nothing_twice(tmp_path: Path) -
         system.processes.start(Role.SILO, made.silos[0])
         assert system.server_status() == 0, system.all_logs()
     assert progress(made)[-1]["accepted"] == 3
-    assert spending(made)[0].rounds < 600
-    assert spending(made)[1].rounds == 600
+    assert spending(made)[0].rounds < 240
+    assert spending(made)[1].rounds == 240
 
 
 def test_a_killed_mix_voids_rounds_and_loses_nothing(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_a_killed_mix_voids_rounds_and_loses_nothing(tmp_path: Path) -> None:
     lines = progress(made)
     assert len(lines) == 60
     assert lines[-1]["accepted"] == 3
-    assert sum(bool(line["void"]) for line in lines) <= 5
+    assert not any(line["void"] for line in lines)  # what it held was on disk
 
 
 def test_a_mix_that_is_gone_ends_the_study_before_the_budget_is_gone(tmp_path: Path) -> None:
@@ -114,10 +116,46 @@ def test_a_mix_that_is_gone_ends_the_study_before_the_budget_is_gone(tmp_path: P
         os.kill(system.mixes[1].child.pid, signal.SIGKILL)
         assert system.server_status() == 1
         said = system.server.log.read_text()
-    assert "3 rounds in a row were void" in said
+    assert "no silo was asked and no budget spent" in said
+    assert "mix-2" in said
+    assert sum(bool(line["void"]) for line in progress(made)) <= 1  # the one it died in
     assert not (made.server.parent / "state" / "model.npz").exists()
     for entry in spending(made):
         assert entry.rounds <= len(progress(made)) < 40
+
+
+def test_rotating_the_keys_of_every_mix_costs_no_round(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=60)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(5)
+        for config in made.mixes:
+            command = [sys.executable, "-m", "silomix", "mix", "rotate", str(config)]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            assert re.search(r"\d", said), said
+        assert system.server_status() == 0, system.all_logs()
+    assert len(progress(made)) == 60
+    assert not any(line["void"] for line in progress(made))
+    assert max(int(line["attempts"]) for line in progress(made)) == 2
+    assert [entry.rounds for entry in spending(made)] == [60, 60, 60]
+
+
+def test_a_round_without_a_batch_is_tried_again_and_charged_once(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=40, minimum_batch=3, deadline_s=1.0)
+    approve_all(made)
+    with running(made) as system:
+        system.wait_for_round(5)
+        os.kill(system.silos[0].child.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: "attempt_failed" in _log(made, "serverapp.log"), "a failed attempt")
+        finally:
+            os.kill(system.silos[0].child.pid, signal.SIGCONT)
+        assert system.server_status() == 0, system.all_logs()
+    lines = progress(made)
+    # One that was stopped between its report and its confirmation leaves that gate closed.
+    assert sum(bool(line["void"]) for line in lines) <= 1
+    assert max(int(line["attempts"]) for line in lines) >= 2
+    assert [entry.rounds for entry in spending(made)] == [40, 40, 40]  # one charge, one noise
 
 
 def test_without_mixes_no_silo_is_asked_and_nothing_is_spent(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 They speak the real wire format with real keys: signed descriptors over the round channel, onions
 over the first mix's Submit stream.  All layers are opened, so what the attacker sees of a study is
 the silo's whole transcript, and when a report arrives it looks into the silo's ledger at once:
-the round must be charged by then.
+the round must be charged by then.  The silo's tokens are issued and its confirmations ignored: who
+holds every release key needs none.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,10 +22,13 @@ from silomix_core.mechanism import Mechanism
 from silomix_core.report import decode_report
 from silomix_core.study import Study
 from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.descriptor import Descriptor, RoundDigest, issue
+from silomix_protocol.descriptor import AttemptKeys, Descriptor, RoundDigest, issue
 from silomix_protocol.keys import SealKey, SigningKey, verify
-from silomix_protocol.onion import SERVER_HOP, open_layer
+from silomix_protocol.onion import open_gated, open_layer
+from silomix_protocol.roundkeys import LONGEST_STRETCH, fingerprint, sign_list
+from silomix_protocol.statements import sign_commitment, sign_receipt
 from silomix_protocol.tls import Identity, ServerContext, peer_name
+from silomix_protocol.tokens import TOKEN_BYTES, Issuer, Token, issuer
 
 from silomix.consortium import Consortium
 
@@ -45,16 +50,33 @@ class Attack:
     charged_rounds: Callable[[], int]  # what the silo's ledger says now
     reports: list[NDArray[np.int64]] = field(default_factory=list)
     charged_first: list[bool] = field(default_factory=list)
+    supplied: set[int] = field(default_factory=set)  # rounds that the silo has tokens for
     failure: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _MixKeys:
+    """The private keys of one mix for one round."""
+
+    seal: SealKey
+    release: SealKey
+    public: round_pb2.RoundKeys
+
+    @classmethod
+    def generate(cls) -> "_MixKeys":
+        seal, release = SealKey.generate(), SealKey.generate()
+        return cls(seal, release, round_pb2.RoundKeys(seal=seal.public, release=release.public))
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A round that waits for its report; `sealed` will be the SHA-256 of its innermost layer."""
+    """A round that waits for its report; `gated` will be the SHA-256 of what the mixes leave."""
 
     attack: Attack
     descriptor: Descriptor
-    sealed: "asyncio.Future[bytes]"
+    server_key: SealKey
+    mix_keys: list[_MixKeys]
+    gated: "asyncio.Future[bytes]"
 
 
 class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
@@ -62,11 +84,9 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
 
     def __init__(self, made: Consortium, mechanism: Mechanism) -> None:
         self._made, self._mechanism = made, mechanism
-        server = made.server.parent
-        self._sign_key = SigningKey.load(server / "sign.key")
-        self._server_key = SealKey.load(server / "seal.key")
-        self._mix_sign_key = SigningKey.load(made.mixes[0].parent / "sign.key")
-        self._mix_keys = [SealKey.load(path.parent / "seal.key") for path in made.mixes]
+        self._sign_key = SigningKey.load(made.server.parent / "sign.key")
+        self._mix_sign_keys = [SigningKey.load(path.parent / "sign.key") for path in made.mixes]
+        self._seed = secrets.token_bytes(32)
         self._attacks: dict[str, Attack] = {}
         self._asked: dict[bytes, _Asked] = {}
 
@@ -103,41 +123,85 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
     # The coordinator ----------------------------------------------------------------------------
 
     async def Follow(  # noqa: N802
-        self, request: channel_pb2.FollowRequest, context: ServerContext
+        self, request_iterator: AsyncIterator[channel_pb2.SiloFrame], context: ServerContext
     ) -> AsyncIterator[Event]:
-        attack = self._attacks.get(request.lease)
-        if attack is None or request.study != attack.study.identity:
+        follow = (await anext(request_iterator)).follow
+        attack = self._attacks.get(follow.lease)
+        if attack is None or follow.study != attack.study.identity:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "that lease is not open")
         silo, query = peer_name(context), _query(attack.point)
+        tokens = issuer(self._seed, attack.study.identity)
+        keys: dict[int, list[_MixKeys]] = {}
         for number in range(len(attack.reports) + 1, attack.study.rounds + 1):
-            descriptor = issue(attack.study, number, (silo,), query, self._sign_key)
-            asked = _Asked(attack, descriptor, asyncio.get_running_loop().create_future())
-            self._asked[descriptor.digest] = asked
-            opened = channel_pb2.RoundOpened(
-                descriptor=descriptor.to_wire(), query_bytes=len(query)
-            )
-            yield Event(opened=opened)
+            if number not in keys:
+                keys = self._fresh_keys(number, attack.study)
+                yield self._stretch(keys, attack.study, tokens)
+                if not attack.supplied.issuperset(keys):
+                    yield await _evaluated(request_iterator, tokens)
+                    attack.supplied.update(keys)
+            asked = self._ask(attack, number, silo, query, keys[number], tokens)
+            yield Event(opened=_opened(asked, query))
             yield Event(query_chunk=query)
             try:
-                sealed = await asyncio.wait_for(asked.sealed, _REPORT_S)
+                gated = await asyncio.wait_for(asked.gated, _REPORT_S)
             except TimeoutError:
                 attack.failure = UnusableReport(f"no report within {_REPORT_S:g} s")
             except Exception as error:
                 attack.failure = error
             finally:
-                del self._asked[descriptor.digest]
+                del self._asked[asked.descriptor.digest]
             if attack.failure is not None:
                 break
-            yield self._closed(descriptor, sealed)
+            digest = asked.descriptor.digest
+            yield Event(committed=self._committed(digest, gated))
+            yield Event(closed=channel_pb2.RoundClosed(digest=digest, void=False))
         yield Event(ended=channel_pb2.LeaseEnded(reason="all rounds done"))
 
-    def _closed(self, descriptor: Descriptor, sealed: bytes) -> Event:
-        signature = self._sign_key.sign("closed", descriptor.digest, b"\0", sealed)
-        return Event(
-            closed=channel_pb2.RoundClosed(
-                digest=descriptor.digest, void=False, reports=[sealed], signature=signature
-            )
+    def _fresh_keys(self, first_round: int, study: Study) -> dict[int, list[_MixKeys]]:
+        last = min(study.rounds, first_round + LONGEST_STRETCH - 1)
+        return {
+            number: [_MixKeys.generate() for _ in study.mixes]
+            for number in range(first_round, last + 1)
+        }
+
+    def _stretch(self, keys: dict[int, list[_MixKeys]], study: Study, tokens: Issuer) -> Event:
+        lists = [
+            sign_list(study, 1, min(keys), [each[hop].public for each in keys.values()], key)
+            for hop, key in enumerate(self._mix_sign_keys)
+        ]
+        stretch = channel_pb2.StretchOpened(
+            first_round=min(keys),
+            lists=lists,
+            token_keys=[tokens.public_key(number) for number in keys],
         )
+        return Event(stretch=stretch)
+
+    def _ask(
+        self,
+        attack: Attack,
+        number: int,
+        silo: str,
+        query: bytes,
+        mix_keys: list[_MixKeys],
+        tokens: Issuer,
+    ) -> _Asked:
+        server_key = SealKey.generate()
+        keys = AttemptKeys(
+            server=sha256(server_key.public).digest(),
+            mixes=tuple(fingerprint(each.public) for each in mix_keys),
+            token=tokens.public_key(number),
+        )
+        descriptor = issue(attack.study, number, 1, (silo,), query, keys, self._sign_key)
+        gated = asyncio.get_running_loop().create_future()
+        asked = _Asked(attack, descriptor, server_key, mix_keys, gated)
+        self._asked[descriptor.digest] = asked
+        return asked
+
+    def _committed(self, digest: RoundDigest, gated: bytes) -> channel_pb2.RoundCommitted:
+        """The list of one report, as all mixes would stand by it."""
+        list_hash = sha256(gated).digest()
+        signatures = [sign_commitment(digest, list_hash, key) for key in self._mix_sign_keys]
+        return channel_pb2.RoundCommitted(digest=digest, list=gated, signatures=signatures)
 
     # The first mix ------------------------------------------------------------------------------
 
@@ -154,7 +218,7 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
 
     def _receive(self, silo: str, header: mix_pb2.SubmitHeader, onion: bytes) -> mix_pb2.Receipt:
         """Look into the ledger first, then at the report."""
-        digest = RoundDigest(sha256(header.descriptor.descriptor).digest())
+        digest = RoundDigest(header.digest)
         report = sha256(onion).digest()
         asked = self._asked.get(digest)
         if asked is None:
@@ -162,32 +226,54 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
         attack = asked.attack
         charged = attack.charged_rounds() >= asked.descriptor.round
         try:
-            enrolled = attack.study.silo(silo)
-            if enrolled is None:
-                raise UnusableReport(f"a report from {silo!r}")
-            verify(enrolled.sign_key, header.signature, "report", digest, report)
-            values, sealed = self._open(onion, digest)
+            place = [each.name for each in attack.study.silos].index(silo)
+            verify(attack.study.silos[place].sign_key, header.signature, "report", digest, report)
+            values, gated = self._open(onion, asked)
         except Exception as error:
-            if not asked.sealed.done():
-                asked.sealed.set_exception(error)
+            if not asked.gated.done():
+                asked.gated.set_exception(error)
             return mix_pb2.Receipt(status=mix_pb2.Receipt.REFUSED, reason="not a report")
-        if not asked.sealed.done():  # sent twice: the same bytes, counted once
+        if not asked.gated.done():  # sent twice: the same bytes, counted once
             attack.charged_first.append(charged)
             attack.reports.append(values)
-            asked.sealed.set_result(sealed)
-        signature = self._mix_sign_key.sign("receipt", digest, report)
-        return mix_pb2.Receipt(
-            digest=digest, report=report, status=mix_pb2.Receipt.ACCEPTED, signature=signature
-        )
+            asked.gated.set_result(gated)
+        return sign_receipt(digest, place, report, self._mix_sign_keys[0])
 
-    def _open(self, onion: bytes, digest: RoundDigest) -> tuple[NDArray[np.int64], bytes]:
+    def _open(self, onion: bytes, asked: _Asked) -> tuple[NDArray[np.int64], bytes]:
         """The integers of a report, and the SHA-256 of what the server would have received."""
-        layer = onion
-        for hop, key in enumerate(self._mix_keys):
-            layer = open_layer(layer, key, hop, digest)
-        sealed = sha256(layer).digest()
-        report = open_layer(layer, self._server_key, SERVER_HOP, digest)
-        return decode_report(report, self._mechanism), sealed
+        descriptor, layer = asked.descriptor, onion
+        for hop, keys in enumerate(asked.mix_keys):
+            layer = open_layer(layer, keys.seal, hop, descriptor.digest)
+        released = [keys.release for keys in asked.mix_keys]
+        payload = open_gated(layer, released, asked.server_key, descriptor.digest)
+        token = Token.from_bytes(payload[:TOKEN_BYTES])
+        if not issuer(self._seed, descriptor.study).valid(descriptor.round, token):
+            raise UnusableReport("a report without a token of its round")
+        values = decode_report(payload[TOKEN_BYTES:], self._mechanism)
+        return values, sha256(layer).digest()
+
+
+async def _evaluated(frames: AsyncIterator[channel_pb2.SiloFrame], tokens: Issuer) -> Event:
+    """The answer to the silo's request for tokens; what it says otherwise is not listened to."""
+    async for frame in frames:
+        if frame.WhichOneof("frame") == "tokens":
+            first = frame.tokens.first_round
+            evaluated = [
+                tokens.evaluate(first + place, blinded) if blinded else b""
+                for place, blinded in enumerate(frame.tokens.blinded)
+            ]
+            reply = channel_pb2.TokenReply(first_round=first, evaluated=evaluated)
+            return Event(tokens=reply)
+    raise UnusableReport("the silo left before it asked for tokens")
+
+
+def _opened(asked: _Asked, query: bytes) -> channel_pb2.RoundOpened:
+    return channel_pb2.RoundOpened(
+        descriptor=asked.descriptor.to_wire(),
+        query_bytes=len(query),
+        server_key=asked.server_key.public,
+        mix_keys=[each.public for each in asked.mix_keys],
+    )
 
 
 def _query(point: NDArray[np.float64]) -> bytes:

@@ -64,6 +64,8 @@ class DemoOptions:
     label: str | None = None
     seed: int = 1
     minimum_batch: int | None = None
+    gate: bool = True
+    tokens: bool = True
     lease_rounds: int = 50
     json: Path | None = None
     plain: bool = False
@@ -128,6 +130,8 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         target=target,
         minimum_batch=options.minimum,
         deadline_s=DEADLINE_S,
+        gate=options.gate,
+        tokens=options.tokens,
     )
     made = create(
         options.out,

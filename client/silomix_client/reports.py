@@ -1,0 +1,173 @@
+"""Stored reports, in the ledger's database: what a silo sent for its last round, to the byte.
+
+One row for each study, replaced when the next round is charged or the same one is sealed again
+for another attempt, dropped when the study is closed.  Payload and onion together are the *body*:
+large ones are files beside the database, written durably before the row that names them.  `put`
+and `drop` are called inside a transaction of the ledger.
+"""
+
+import sqlite3
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from silomix_core.study import Study, StudyId
+from silomix_proto import mix_pb2, round_pb2
+from silomix_protocol.descriptor import Descriptor, RoundDigest, check
+
+from silomix_client.database import note
+from silomix_client.errors import RefusedQuery
+from silomix_client.snapshot import write_durably
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS reports (
+    study BLOB PRIMARY KEY REFERENCES studies, round INTEGER NOT NULL, digest BLOB NOT NULL,
+    descriptor BLOB NOT NULL, trail BLOB NOT NULL, payload_bytes INTEGER NOT NULL, body BLOB,
+    file TEXT, receipt BLOB, committed BLOB
+) WITHOUT ROWID;
+"""
+_LARGEST_ROW = 64 * 1024
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReport:
+    """A sealed report as it was (or will be) sent, and all that sealing it again would need.
+
+    `trail` has the SHA-256 of what is left of the onion: at each mix, then at the server.
+    """
+
+    descriptor: Descriptor
+    payload: bytes = field(repr=False)
+    onion: bytes = field(repr=False)
+    trail: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Afterwards:
+    """What became known after a report was sent.
+
+    `receipt` is the first mix's; `committed` the SHA-256 of the list that the server committed to.
+    """
+
+    receipt: mix_pb2.Receipt | None
+    committed: bytes | None
+
+
+class ReportStore:
+    """The reports table, and the folder of bodies that are too large for a row."""
+
+    def __init__(self, database: sqlite3.Connection, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._database, self._folder = database, folder
+
+    def find(self, study: Study) -> StoredReport | None:
+        """The report of the last answered round; None if there is none, or its file is gone."""
+        row = self._database.execute(
+            "SELECT descriptor, trail, payload_bytes, body, file FROM reports WHERE study = ?",
+            (study.identity,),
+        ).fetchone()
+        if row is None:
+            return None
+        signed, trail, payload_bytes, body, file = row
+        if body is None:
+            try:
+                body = (self._folder / file).read_bytes()
+            except FileNotFoundError:
+                return None
+        return StoredReport(
+            descriptor=check(round_pb2.SignedDescriptor.FromString(signed), study),
+            payload=body[:payload_bytes],
+            onion=body[payload_bytes:],
+            trail=tuple(
+                trail[at : at + _DIGEST_BYTES] for at in range(0, len(trail), _DIGEST_BYTES)
+            ),
+        )
+
+    def digest(self, study: StudyId) -> RoundDigest | None:
+        """D of the stored report."""
+        row = self._database.execute(
+            "SELECT digest FROM reports WHERE study = ?", (study,)
+        ).fetchone()
+        return None if row is None else RoundDigest(row[0])
+
+    # The body, before and after the transaction --------------------------------------------------
+
+    def write_body(self, report: StoredReport) -> str | None:
+        """Write a large body durably; the name of its file."""
+        if len(report.payload) + len(report.onion) <= _LARGEST_ROW:
+            return None
+        name = sha256(report.onion).hexdigest()
+        write_durably(self._folder / name, report.payload + report.onion)
+        return name
+
+    def delete_bodies(self, names: list[str]) -> None:
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Delete bodies that no row names: a crash may have left one, never sent."""
+        kept = {row[0] for row in self._database.execute("SELECT file FROM reports")}
+        self.delete_bodies([path.name for path in self._folder.iterdir() if path.name not in kept])
+
+    # Inside a transaction ------------------------------------------------------------------------
+
+    def put(self, report: StoredReport, file: str | None) -> list[str]:
+        """Store a report in place of the study's last one; names of bodies to delete afterwards."""
+        descriptor = report.descriptor
+        outdated = self.drop(descriptor.study)
+        body = None if file else report.payload + report.onion
+        self._database.execute(
+            "INSERT INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
+            (
+                descriptor.study,
+                descriptor.round,
+                descriptor.digest,
+                descriptor.to_wire().SerializeToString(deterministic=True),
+                b"".join(report.trail),
+                len(report.payload),
+                body,
+                file,
+            ),
+        )
+        return outdated
+
+    def drop(self, study: StudyId) -> list[str]:
+        """Forget the study's report; names of bodies to delete afterwards."""
+        rows = self._database.execute("SELECT file FROM reports WHERE study = ?", (study,))
+        files = [row[0] for row in rows if row[0]]
+        self._database.execute("DELETE FROM reports WHERE study = ?", (study,))
+        return files
+
+    # What became of it ---------------------------------------------------------------------------
+
+    def afterwards(self, study: StudyId, digest: RoundDigest) -> Afterwards | None:
+        """What became known of the stored report; None if it is not the one of D."""
+        row = self._database.execute(
+            "SELECT receipt, committed FROM reports WHERE study = ? AND digest = ?",
+            (study, digest),
+        ).fetchone()
+        if row is None:
+            return None
+        receipt = None if row[0] is None else mix_pb2.Receipt.FromString(row[0])
+        return Afterwards(receipt, row[1])
+
+    def keep_receipt(self, study: StudyId, digest: RoundDigest, receipt: mix_pb2.Receipt) -> None:
+        """Keep what the first mix signed, as long as the report is kept."""
+        with note(self._database):
+            self._database.execute(
+                "UPDATE reports SET receipt = ? WHERE study = ? AND digest = ?",
+                (receipt.SerializeToString(deterministic=True), study, digest),
+            )
+
+    def keep_committed(self, study: StudyId, digest: RoundDigest, list_hash: bytes) -> None:
+        """Remember which list the server committed to; refused if it was another one before."""
+        known = self.afterwards(study, digest)
+        if known is None or known.committed not in (None, list_hash):
+            raise RefusedQuery("the server committed to two lists for one round")
+        if known.committed is None:
+            with note(self._database):
+                self._database.execute(
+                    "UPDATE reports SET committed = ? WHERE study = ? AND digest = ?",
+                    (list_hash, study, digest),
+                )

@@ -1,0 +1,115 @@
+"""Reports coming in: opened, written to the batch's spool, durable before anybody hears of it.
+
+From here on the mix holds one layer less; what does not open is counted and forgotten, and its
+sender gets the same receipt: what opens and what does not is nobody's business.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import TypeVarTuple
+
+from silomix_protocol import logs
+from silomix_protocol.batches import IncomingBatch, check_report
+from silomix_protocol.onion import UnopenableLayer, open_layer
+
+from silomix_shuffler.disk import Disk
+from silomix_shuffler.errors import NoRoom
+from silomix_shuffler.metrics import Metrics
+from silomix_shuffler.round import Round
+from silomix_shuffler.spool import Spool
+from silomix_shuffler.store import Kept
+from silomix_shuffler.upload import Upload
+
+Args = TypeVarTuple("Args")
+
+_LARGE = 2**16  # bytes from which opening a layer gets a thread of its own
+_LARGE_AT_ONCE = 2
+
+
+class Intake:
+    def __init__(self, disk: Disk, metrics: Metrics) -> None:
+        self._disk = disk
+        self._counters = {
+            kept: metrics.reports.labels("accepted" if kept else "dropped")
+            for kept in (True, False)
+        }
+        self._openers = ThreadPoolExecutor(_LARGE_AT_ONCE, thread_name_prefix="open")
+
+    async def keep(self, current: Round, silo: str, upload: Upload) -> None:
+        """Add an admitted silo's report to the batch; if it cannot be kept, as if it never came."""
+        digest, slot = current.batch.descriptor.digest, current.next_slot()
+        try:
+            if upload.large:
+                output = await self._opening(_open_upload, current, upload, slot)
+            else:
+                output = _open_upload(current, upload, slot)
+            kept = Kept(slot, silo, upload.digest, output)
+            more = bool(current.batch.missing())
+            await self._disk.keep(digest, kept, current.spool, more_to_come=more)
+        except Exception as error:  # whatever it was, nobody waits for this report any more
+            current.batch.withdraw(silo)
+            logs.warning("report_not_kept", reason=type(error).__name__)
+            raise NoRoom("this mix cannot store your report") from error
+        finally:
+            upload.close()
+        self.count(kept=current.batch.add(slot, output))
+
+    async def open_all(self, current: Round, incoming: IncomingBatch) -> list[Kept]:
+        """Every report of the previous mix's batch, one at a time, then made durable together."""
+        part = current.spool.path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        spool = Spool(part, current.length_out)
+        entries: list[Kept] = []
+        try:
+            async for report, digest in incoming.reports():
+                work = current, report, digest, len(entries), spool
+                if len(report) < _LARGE:
+                    output = _open_report(*work)
+                else:
+                    output = await self._opening(_open_report, *work)
+                entries.append(Kept(len(entries), None, None, output))
+            await self._disk.do(spool.rename, current.spool.path)
+        except (OSError, sqlite3.Error) as error:
+            spool.delete()
+            raise NoRoom("this mix cannot store the batch") from error
+        except BaseException:
+            spool.delete()
+            raise
+        current.spool.close()
+        current.spool = spool
+        return entries
+
+    def _opening(
+        self, step: Callable[[*Args], bytes | None], *args: *Args
+    ) -> "asyncio.Future[bytes | None]":
+        """Open a large layer beside the event loop."""
+        return asyncio.get_running_loop().run_in_executor(self._openers, step, *args)
+
+    def count(self, *, kept: bool) -> None:
+        self._counters[kept].inc()
+
+
+def _open_upload(current: Round, upload: Upload, slot: int) -> bytes | None:
+    return _open_and_write(current, upload.read(), slot, current.spool)
+
+
+def _open_report(
+    current: Round, report: bytes, digest: bytes, slot: int, spool: Spool
+) -> bytes | None:
+    check_report(report, digest)
+    return _open_and_write(current, report, slot, spool)
+
+
+def _open_and_write(current: Round, layer: bytes, slot: int, spool: Spool) -> bytes | None:
+    """SHA-256 of what was inside, now in its slot; None if it is no layer of ours."""
+    if current.seal_key is None:
+        return None
+    try:
+        opened = open_layer(layer, current.seal_key, current.hop, current.batch.descriptor.digest)
+    except UnopenableLayer:
+        return None
+    spool.write(slot, opened)
+    return sha256(opened).digest()

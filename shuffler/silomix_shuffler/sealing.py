@@ -1,0 +1,114 @@
+"""Closing a batch: its order drawn, what this mix states about it signed, on disk, handed on."""
+
+import asyncio
+import secrets
+import sqlite3
+from collections.abc import Sequence
+from hashlib import sha256
+
+from silomix_proto import round_pb2
+from silomix_protocol import logs
+from silomix_protocol.batches import IncomingBatch
+from silomix_protocol.keys import SigningKey
+from silomix_protocol.statements import input_of, sign_hop
+
+from silomix_shuffler.batch import Outcome, State
+from silomix_shuffler.delivery import Delivery
+from silomix_shuffler.disk import Disk
+from silomix_shuffler.errors import NoRoom
+from silomix_shuffler.metrics import Metrics
+from silomix_shuffler.round import Chain, Round
+from silomix_shuffler.store import Kept
+from silomix_shuffler.tasks import Tasks
+
+
+class Sealing:
+    def __init__(
+        self, sign_key: SigningKey, disk: Disk, delivery: Delivery, metrics: Metrics, tasks: Tasks
+    ) -> None:
+        self._sign_key = sign_key
+        self._disk = disk
+        self._delivery = delivery
+        self._metrics = metrics
+        self._tasks = tasks
+        self.shuffle = secrets.SystemRandom().shuffle
+
+    async def seal(self, current: Round, chain: Chain = (), entries: Sequence[Kept] = ()) -> None:
+        """Seal what is there, after what the mixes before stated; below the minimum, abort."""
+        if current.batch.state is not State.OPEN:
+            return  # somebody else saw that it was complete
+        outcome = current.batch.seal(self.shuffle)
+        if not outcome.aborted and self._somebody_waits(current):
+            current.batch.forward()
+        await self._close(current, chain, outcome, entries)
+
+    async def pass_abort_on(self, current: Round, incoming: IncomingBatch) -> None:
+        """The previous mix has no batch: neither have we."""
+        current.batch.abort()
+        await self._close(current, incoming.chain, Outcome(0, (), (), incoming.aborted), ())
+
+    def hand_on(self, current: Round) -> None:
+        if not current.last and not current.delivered and current.chain:
+            self._tasks.start(self._delivery.deliver(current))
+
+    def _somebody_waits(self, current: Round) -> bool:
+        return current.collectors > 0 if current.last else self._delivery.ready(current)
+
+    async def _close(
+        self, current: Round, chain: Chain, outcome: Outcome, entries: Sequence[Kept]
+    ) -> None:
+        """Write down what became of the batch, then hand it on."""
+        current.disarm()
+        descriptor = current.batch.descriptor
+        statement = sign_hop(descriptor.digest, _statement(current, chain, outcome), self._sign_key)
+        stated = (*chain, statement)
+        if current.last and not outcome.aborted:  # what it hands over is what it stands by
+            current.batch.committed = sha256(statement.output).digest()
+        try:
+            await self._disk.do(
+                self._disk.store.seal,
+                descriptor,
+                outcome.sequence,
+                stated,
+                current.batch.state,
+                outcome.aborted,
+                current.batch.committed,
+                [(descriptor.digest, kept) for kept in entries],
+            )
+        except (OSError, sqlite3.Error) as error:
+            current.batch.state = State.ABORTED  # nothing left; on disk it is still open
+            current.reason = "this mix could not write the batch down"
+            current.closed.set()
+            raise NoRoom(current.reason) from error
+        if current.batch.state is State.ABORTED and not outcome.aborted:
+            return  # abandoned while this was being written
+        current.chain, current.sequence = stated, outcome.sequence
+        current.seal_key, current.reason = None, outcome.aborted
+        current.since = asyncio.get_running_loop().time()
+        if outcome.aborted:
+            current.spool.delete()
+        logs.event(
+            "batch_aborted" if outcome.aborted else "batch_sealed",
+            round=descriptor.round,
+            received=outcome.received,
+            forwarded=len(outcome.sequence),
+            dropped=outcome.dropped,
+        )
+        self._metrics.batches.labels("aborted" if outcome.aborted else "sealed").inc()
+        current.closed.set()
+        self.hand_on(current)
+
+
+def _statement(current: Round, chain: Chain, outcome: Outcome) -> round_pb2.HopStatement:
+    """What this mix says about the batch, unsigned."""
+    onions = current.batch.admitted.values()
+    came_in = sha256(chain[-1].output).digest() if chain else input_of(onions)
+    return round_pb2.HopStatement(
+        hop=current.hop,
+        received=outcome.received,
+        forwarded=len(outcome.sequence),
+        dropped=outcome.dropped,
+        input=came_in,
+        output=b"".join(outcome.outputs),
+        aborted=outcome.aborted,
+    )

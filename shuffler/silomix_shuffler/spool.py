@@ -1,0 +1,59 @@
+"""The bodies of one batch: a file of equal slots, so that a batch never has to be in memory."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+
+class Spool:
+    """Opened reports of one length; what was written counts once `sync` has returned."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        self.path = path
+        self._length = length
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._named = False  # whether the folder is sure to remember the file
+
+    def write(self, slot: int, report: bytes) -> None:
+        if len(report) != self._length:
+            raise ValueError("a report of another length")
+        written = os.pwrite(self._file, report, slot * self._length)
+        if written != self._length:
+            raise OSError(28, os.strerror(28))  # as much as the disk had room for
+
+    def sync(self) -> None:
+        os.fdatasync(self._file)
+        if not self._named:
+            self._sync_name()
+
+    def rename(self, path: Path) -> None:
+        """Durably under its last name: complete, or not there at all."""
+        os.fdatasync(self._file)
+        self.path.rename(path)
+        self.path = path
+        self._sync_name()
+
+    def _sync_name(self) -> None:
+        self._named = True
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def read(self, slots: Sequence[int]) -> Iterator[bytes]:
+        """The reports of these slots, one at a time."""
+        for slot in slots:
+            report = os.pread(self._file, self._length, slot * self._length)
+            if len(report) != self._length:
+                raise OSError(5, f"{self.path}: a report is missing")
+            yield report
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def delete(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)

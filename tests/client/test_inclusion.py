@@ -1,0 +1,897 @@
+"""Is our report in the batch?  What a silo confirms, what it complains about, when it stops."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from silomix.consortium import Consortium
+from silomix_client import complaints
+from silomix_client.config import SiloConfig
+from silomix_client.errors import SiloError
+from silomix_client.lease import Ending
+from silomix_proto import channel_pb2, mix_pb2
+from silomix_protocol.complaints import Finding, check_complaint
+from silomix_protocol.descriptor import Descriptor
+from silomix_protocol.onion import open_layer
+from silomix_protocol.statements import BrokenChain, check_confirmation, sign_commitment
+from support.consortia import make_consortium
+from support.played import (
+    ENDED,
+    Event,
+    Followed,
+    PlayedMix,
+    Script,
+    Stage,
+    follow,
+    gated_digest,
+    passages,
+    round_with,
+    rounds_charged,
+)
+from support.silos import (
+    abandonments,
+    approved_silo,
+    asked,
+    committed_list,
+    copied,
+    open_ledger,
+    round_of,
+    server_key,
+)
+
+OTHERS = [bytes(32), b"\1" * 32]
+
+
+@pytest.fixture(scope="module")
+def two_mixes(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
+    folder = tmp_path_factory.mktemp("two-mixes") / "consortium"
+    return make_consortium(folder, minimum_batch=2, rounds=24)
+
+
+@pytest.fixture
+def made(two_mixes: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Consortium:
+    for module in ("lease", "submit"):
+        no_jitter = SimpleNamespace(random=lambda: -1.0)
+        monkeypatch.setattr(f"silomix_client.{module}.random", no_jitter)
+    monkeypatch.setattr("silomix_client.lease._STATEMENTS_S", 1.0)
+    return copied(two_mixes, tmp_path / "consortium")
+
+
+@pytest.fixture
+def config(made: Consortium) -> SiloConfig:
+    return approved_silo(made)
+
+
+def there(gated: bytes) -> list[bytes]:
+    return [OTHERS[0], gated, OTHERS[1]]
+
+
+def dropped(gated: bytes) -> list[bytes]:
+    return list(OTHERS)
+
+
+@dataclass
+class Seen:
+    """What a script saw of a round."""
+
+    descriptor: list[Descriptor] = field(default_factory=list)
+    onions: list[bytes] = field(default_factory=list)
+    frames: list[channel_pb2.SiloFrame] = field(default_factory=list)
+
+
+async def answered(stage: Stage, seen: Seen, number: int = 1) -> AsyncIterator[Event]:
+    """A round is opened, and its report awaited."""
+    descriptor, events = stage.opened(number)
+    seen.descriptor.append(descriptor)
+    for event in events:
+        yield event
+    seen.onions.append(await stage.mix.onions.get())
+
+
+def gated_of(made: Consortium, seen: Seen) -> bytes:
+    return gated_digest(made, seen.onions[-1], seen.descriptor[-1])
+
+
+def said_nothing(followed: Followed) -> bool:
+    return all(stage.frames.empty() for stage in followed.coordinator.stages)
+
+
+# Confirmations -----------------------------------------------------------------------------------
+
+
+def test_a_silo_whose_report_is_there_confirms_the_whole_list_and_never_its_own_digest(
+    made: Consortium, config: SiloConfig
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        yield stage.committed(seen.descriptor[0], there(gated_of(made, seen)))
+        seen.frames.append(await stage.said("answer"))
+        yield stage.closed(seen.descriptor[0])
+        yield ENDED
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 1)
+    assert said_nothing(followed)
+    (frame,) = seen.frames
+    digest, answer = seen.descriptor[0].digest, frame.answer
+    assert (answer.digest, answer.WhichOneof("answer")) == (digest, "confirmation")
+    joined = b"".join(there(gated_of(made, seen)))
+    list_hash = sha256(joined).digest()
+    assert check_confirmation(answer.confirmation, digest, list_hash, made.study) == "silo-1"
+    ledger = open_ledger(config)
+    report = ledger.stored(made.study, 1)
+    ledger.close()
+    assert report is not None
+    assert not any(each in frame.SerializeToString() for each in report.trail)
+
+
+def test_without_a_gate_nothing_is_confirmed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("no-gate") / "consortium"
+    open_study = make_consortium(folder, gate=False)
+    followed = follow(open_study, approved_silo(open_study), lists_of(there, there))
+    assert followed.outcome == (Ending.DONE, 2)
+    assert said_nothing(followed)
+
+
+def refused_list(
+    made: Consortium, config: SiloConfig, committed: Callable[[Stage, Seen], Event]
+) -> None:
+    """This list ends the lease, and nothing is said to it."""
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        yield committed(stage, seen)
+        await asyncio.Event().wait()
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.REFUSED, 1)
+    assert said_nothing(followed)
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """A list that is to be signed, and its signatures as they should be."""
+
+    made: Consortium
+    descriptor: Descriptor
+    listed: list[bytes]
+
+    def of(self, listed: list[bytes]) -> list[bytes]:
+        return list(committed_list(self.made, self.descriptor.digest, listed).signatures)
+
+    @property
+    def good(self) -> list[bytes]:
+        return self.of(self.listed)
+
+    @property
+    def by_server(self) -> bytes:
+        list_hash = sha256(b"".join(self.listed)).digest()
+        return sign_commitment(self.descriptor.digest, list_hash, server_key(self.made))
+
+
+SIGNATURES: dict[str, Callable[[Signing], list[bytes]]] = {
+    "none": lambda signing: [],
+    "the-first-missing": lambda signing: signing.good[1:],
+    "the-last-missing": lambda signing: signing.good[:1],
+    "one-too-many": lambda signing: [*signing.good, signing.good[0]],
+    "an-empty-one": lambda signing: [signing.good[0], b""],
+    "a-forged-one": lambda signing: [bytes(64), signing.good[1]],
+    "reordered": lambda signing: signing.good[::-1],
+    "one-mix-for-both": lambda signing: [signing.good[1]] * 2,
+    "the-server-for-a-mix": lambda signing: [signing.good[0], signing.by_server],
+    "the-server-alone": lambda signing: [signing.by_server],
+    "one-mix-stands-by-another-list": lambda signing: [
+        signing.good[0],
+        signing.of([*OTHERS, b"\3" * 32])[1],
+    ],
+    "of-the-same-reports-in-another-order": lambda signing: signing.of(signing.listed[::-1]),
+}
+
+
+@pytest.mark.parametrize("published", [there, dropped], ids=["there", "missing"])
+@pytest.mark.parametrize("signatures", SIGNATURES.values(), ids=SIGNATURES)
+def test_a_list_that_not_every_mix_stands_by_ends_the_lease(
+    made: Consortium,
+    config: SiloConfig,
+    signatures: Callable[[Signing], list[bytes]],
+    published: Callable[[bytes], list[bytes]],
+) -> None:
+    """Whether our report is in it or not: neither a confirmation nor a complaint."""
+
+    def committed(stage: Stage, seen: Seen) -> Event:
+        listed = published(gated_of(made, seen))
+        event = stage.committed(seen.descriptor[0], listed)
+        del event.committed.signatures[:]
+        event.committed.signatures.extend(signatures(Signing(made, seen.descriptor[0], listed)))
+        return event
+
+    refused_list(made, config, committed)
+    assert complaints.saved(config.state / "complaints") == []
+
+
+def test_a_list_that_not_every_mix_stands_by_is_not_the_one_of_its_round(
+    made: Consortium, config: SiloConfig
+) -> None:
+    """It is not remembered: the list that all mixes signed is still confirmed."""
+
+    def unsigned_list(stage: Stage, seen: Seen) -> Event:
+        event = stage.committed(seen.descriptor[0], other_list(gated_of(made, seen)))
+        del event.committed.signatures[1]
+        return event
+
+    refused_list(made, config, unsigned_list)
+    assert follow(made, config, lists_of(there)).outcome == (Ending.DONE, 1)
+
+
+def test_a_list_that_was_signed_for_another_round_ends_the_lease(
+    made: Consortium, config: SiloConfig
+) -> None:
+    def committed(stage: Stage, seen: Seen) -> Event:
+        listed = there(gated_of(made, seen))
+        event = stage.committed(asked(made, 2).descriptor, listed)
+        event.committed.digest = seen.descriptor[0].digest
+        return event
+
+    refused_list(made, config, committed)
+
+
+LISTS: dict[str, Callable[[bytes], list[bytes]]] = {
+    "empty": lambda gated: [],
+    "below-the-minimum": lambda gated: [gated],
+    "longer-than-the-roster": lambda gated: [*there(gated), b"\2" * 32],
+    "the-report-twice": lambda gated: [gated, gated],
+    "cut": lambda gated: [gated, OTHERS[0][:31]],
+}
+
+
+@pytest.mark.parametrize("listed", LISTS.values(), ids=LISTS)
+def test_a_list_that_no_batch_has_ends_the_lease(
+    made: Consortium, config: SiloConfig, listed: Callable[[bytes], list[bytes]]
+) -> None:
+    refused_list(
+        made,
+        config,
+        lambda stage, seen: stage.committed(seen.descriptor[0], listed(gated_of(made, seen))),
+    )
+
+
+def test_lists_of_rounds_that_the_silo_did_not_answer_get_no_word(
+    made: Consortium, config: SiloConfig
+) -> None:
+    """Of a round to come, with or without signature; of this one before it was asked."""
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        yield stage.committed(asked(made, 1).descriptor, OTHERS)
+        async for event in answered(stage, seen):
+            yield event
+        listed = there(gated_of(made, seen))
+        yield stage.committed(asked(made, 2).descriptor, listed)
+        yield stage.committed(asked(made, 1, attempt=2).descriptor, listed)
+        unsigned_list = stage.committed(asked(made, 2).descriptor, listed)
+        del unsigned_list.committed.signatures[:]
+        yield unsigned_list
+        yield stage.closed(asked(made, 2).descriptor)
+        yield ENDED
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 1)
+    assert said_nothing(followed)
+
+
+# One list for each D -----------------------------------------------------------------------------
+
+
+def other_list(gated: bytes) -> list[bytes]:
+    return [gated, b"\3" * 32]
+
+
+@pytest.mark.parametrize("first", [there, dropped], ids=["confirmed", "missed"])
+def test_of_two_lists_for_one_round_only_the_first_gets_an_answer(
+    made: Consortium, config: SiloConfig, first: Callable[[bytes], list[bytes]]
+) -> None:
+    """Though all mixes stand by both."""
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        gated = gated_of(made, seen)
+        yield stage.committed(seen.descriptor[0], first(gated))
+        await (stage.said("answer") if first is there else stage.complained())
+        yield stage.committed(seen.descriptor[0], other_list(gated))
+        await asyncio.Event().wait()
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.REFUSED, 1)
+    assert said_nothing(followed)
+
+
+def test_a_restarted_silo_confirms_the_same_list_again_and_no_other(
+    made: Consortium, config: SiloConfig
+) -> None:
+    """The list alone is enough: the silo finds its report in its ledger."""
+    seen = Seen()
+
+    async def confirmed(stage: Stage) -> AsyncIterator[Event]:
+        if not seen.onions:
+            async for event in answered(stage, seen):
+                yield event
+        yield stage.committed(seen.descriptor[0], there(gated_of(made, seen)))
+        seen.frames.append(await stage.said("answer"))
+        yield ENDED
+
+    for opened in (True, False):
+
+        async def other(stage: Stage, opened: bool = opened) -> AsyncIterator[Event]:
+            if opened:
+                async for event in answered(stage, seen):
+                    yield event
+            gated = gated_of(made, seen)
+            yield stage.committed(seen.descriptor[0], other_list(gated))
+            await asyncio.Event().wait()
+
+        assert follow(made, config, confirmed).ending is Ending.DONE
+        followed = follow(made, config, other)
+        assert followed.ending is Ending.REFUSED
+        assert said_nothing(followed)
+    assert follow(made, config, confirmed).ending is Ending.DONE
+    assert len(seen.frames) == 3
+    assert len({frame.SerializeToString() for frame in seen.frames}) == 1
+    assert len(set(seen.onions)) == 1
+    assert rounds_charged(config) == 1
+
+
+def test_a_list_of_a_round_that_is_over_gets_no_word(made: Consortium, config: SiloConfig) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        late = stage.committed(seen.descriptor[0], there(gated_of(made, seen)))
+        async for event in answered(stage, seen, 2):
+            yield event
+        yield late
+        yield ENDED
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 2)
+    assert said_nothing(followed)
+
+
+# Complaints --------------------------------------------------------------------------------------
+
+
+def lost(hop: int, gated: bytes, between: bytes) -> list[list[bytes]]:
+    """What the two mixes put out and commit to, when the report is lost at `hop` (2: only in the
+    committed list)."""
+    first, last, listed = [*OTHERS, between], [*OTHERS, gated], [*OTHERS, gated]
+    if hop == 0:
+        first = last = listed = OTHERS
+    elif hop == 1:
+        last = listed = OTHERS
+    else:
+        listed = OTHERS
+    return [list(first), list(last), list(listed)]
+
+
+def between_mixes(made: Consortium, seen: Seen) -> bytes:
+    """The digest of the last report when the second mix gets it."""
+    descriptor = seen.descriptor[-1]
+    layer = round_of(made, descriptor.round).mixes[0].seal
+    return sha256(open_layer(seen.onions[-1], layer, 0, descriptor.digest)).digest()
+
+
+@pytest.mark.parametrize("hop", [0, 1, 2])
+def test_a_complaint_says_that_a_report_is_missing_and_only_the_operator_s_copy_who_lost_it(
+    made: Consortium, config: SiloConfig, hop: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen()
+    sent: list[channel_pb2.Complaint] = []
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        *outputs, listed = lost(hop, gated_of(made, seen), between_mixes(made, seen))
+        yield stage.committed(seen.descriptor[0], listed)
+        sent.append(await stage.complained())
+        for event in passages(made, seen.descriptor[0], outputs):
+            yield event
+        yield stage.closed(seen.descriptor[0])
+        async for event in round_with(stage, 2, there):
+            yield event
+        yield ENDED
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 2)
+    assert said_nothing(followed), "nobody else is told where it was lost"
+    accused = ["mix-1", "mix-2", "mix-2"][hop]
+    assert f"report_lost round=1 accused={accused}" in caplog.text
+    (complaint,) = sent
+    assert check_complaint(complaint, made.study) == Finding("silo-1", 1, None)
+    (copy,) = complaints.saved(config.state / "complaints")
+    assert copy.study == made.study.identity
+    assert copy.finding(made.study) == Finding("silo-1", 1, accused)
+    assert copy.path.name == f"1-{seen.descriptor[0].digest.hex()[:12]}.json"
+    assert copy.path.stat().st_mode & 0o777 == 0o600
+    assert copy.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("hop", [0, 1, 2])
+def test_a_complaint_on_the_wire_has_nothing_of_the_report_but_its_receipt(
+    made: Consortium, config: SiloConfig, hop: int
+) -> None:
+    seen = Seen()
+    frames: list[bytes] = []
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        *_, listed = lost(hop, gated_of(made, seen), between_mixes(made, seen))
+        yield stage.committed(seen.descriptor[0], listed)
+        for kind in ("answer", "inspect"):
+            frames.append((await stage.said(kind)).SerializeToString())
+        yield ENDED
+
+    follow(made, config, script)
+    complaint = channel_pb2.SiloFrame.FromString(frames[0]).answer.complaint
+    assert not complaint.trail
+    assert not complaint.chain
+    ledger = open_ledger(config)
+    report = ledger.stored(made.study, 1)
+    ledger.close()
+    assert report is not None
+    onion, *layers = report.trail
+    assert layers == [between_mixes(made, seen), gated_of(made, seen)]
+    assert complaint.receipt.report == onion
+    complaint.receipt.ClearField("report")
+    said = complaint.SerializeToString() + frames[1]
+    assert not any(each in said for each in report.trail)
+    assert not any(each in frames[0] for each in layers)
+
+
+def test_the_operator_s_copy_is_there_before_any_mix_made_a_statement(
+    made: Consortium, config: SiloConfig
+) -> None:
+    seen = Seen()
+    found: list[list[Finding]] = []
+
+    def copies() -> list[Finding]:
+        saved = complaints.saved(config.state / "complaints")
+        return [each.finding(made.study) for each in saved]
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        yield stage.committed(seen.descriptor[0], OTHERS)
+        await stage.complained()
+        found.append(copies())
+        for event in passages(made, seen.descriptor[0], [OTHERS, OTHERS]):
+            yield event
+        yield ENDED
+
+    follow(made, config, script)
+    assert found == [[Finding("silo-1", 1, None)]]
+    assert copies() == [Finding("silo-1", 1, "mix-1")]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_list_that_is_shown_again_does_not_take_the_statements_from_the_copy(
+    made: Consortium, config: SiloConfig, restarted: bool
+) -> None:
+    """The same complaint is made again; the statements are withheld this time."""
+    seen = Seen()
+    sent: list[channel_pb2.Complaint] = []
+
+    async def first(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        yield stage.committed(seen.descriptor[0], OTHERS)
+        sent.append(await stage.complained())
+        for event in passages(made, seen.descriptor[0], [OTHERS, OTHERS]):
+            yield event
+        yield ENDED
+
+    async def again(stage: Stage) -> AsyncIterator[Event]:
+        yield stage.committed(seen.descriptor[0], OTHERS)
+        sent.append(await stage.complained())
+        yield ENDED
+
+    if restarted:
+        follow(made, config, first)
+        follow(made, config, again)
+    else:
+        follow(made, config, first, again, leases=2)
+    assert sent[0] == sent[1]
+    (copy,) = complaints.saved(config.state / "complaints")
+    assert copy.finding(made.study).accused == "mix-1"
+
+
+def test_a_copy_that_was_changed_shows_nothing(made: Consortium, config: SiloConfig) -> None:
+    follow(made, config, lists_of(dropped))
+    (copy,) = complaints.saved(config.state / "complaints")
+    copy.complaint.trail[0] = bytes(32)
+    with pytest.raises(BrokenChain):
+        copy.finding(made.study)
+    copy.path.write_text("{")
+    with pytest.raises(SiloError, match="not a complaint"):
+        complaints.saved(config.state / "complaints")
+
+
+def test_there_are_no_complaints_before_the_first(config: SiloConfig) -> None:
+    assert complaints.saved(config.state / "complaints") == []
+
+
+def test_the_next_round_is_answered_while_statements_are_still_to_come(
+    made: Consortium, config: SiloConfig
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        yield stage.committed(seen.descriptor[0], OTHERS)
+        await stage.complained()
+        yield stage.closed(seen.descriptor[0])
+        first, last = passages(made, seen.descriptor[0], [OTHERS, OTHERS])
+        yield first
+        async for event in round_with(stage, 2, there):
+            yield event
+        yield last
+        yield ENDED
+
+    assert follow(made, config, script).outcome == (Ending.DONE, 2)
+    (copy,) = complaints.saved(config.state / "complaints")
+    assert copy.finding(made.study).accused == "mix-1"
+
+
+def test_statements_may_come_after_the_end_of_the_lease(
+    made: Consortium, config: SiloConfig
+) -> None:
+    seen = Seen()
+
+    async def late(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        yield stage.committed(seen.descriptor[0], OTHERS)
+        yield stage.closed(seen.descriptor[0])
+        await stage.complained()
+        for event in [ENDED, *passages(made, seen.descriptor[0], [OTHERS, OTHERS])]:
+            yield event
+
+    followed = follow(made, config, late)
+    assert followed.ending is Ending.DONE
+    (copy,) = complaints.saved(config.state / "complaints")
+    assert copy.finding(made.study).accused == "mix-1"
+
+
+@pytest.mark.parametrize("shown", [0, 1])
+def test_statements_that_never_come_hold_nobody_up(
+    made: Consortium, config: SiloConfig, shown: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        for number in (1, 2):
+            async for event in answered(stage, seen, number):
+                yield event
+            yield stage.committed(seen.descriptor[-1], OTHERS)
+            await stage.complained()
+            for event in passages(made, seen.descriptor[-1], [OTHERS, OTHERS])[:shown]:
+                yield event
+        await asyncio.Event().wait()
+
+    assert follow(made, config, script).outcome == (Ending.MISSING, 2)
+    assert "statements_withheld round=1" in caplog.text
+    assert "statements_withheld round=2" in caplog.text
+    copies = complaints.saved(config.state / "complaints")
+    findings = [copy.finding(made.study) for copy in copies]
+    assert findings == [Finding("silo-1", 1, None), Finding("silo-1", 2, None)]
+
+
+def turned(events: list[Event]) -> list[Event]:
+    return events[::-1]
+
+
+def unsigned(events: list[Event]) -> list[Event]:
+    events[0].passage.statement.signature = b""
+    return events
+
+
+def miscounted(events: list[Event]) -> list[Event]:
+    events[1].passage.statement.forwarded += 1
+    return events
+
+
+def twice(events: list[Event]) -> list[Event]:
+    return [events[0], events[0]]
+
+
+@pytest.mark.parametrize("change", [turned, unsigned, miscounted, twice])
+def test_statements_that_do_not_hold_end_the_lease_and_nobody_is_accused(
+    made: Consortium, config: SiloConfig, change: Callable[[list[Event]], list[Event]]
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        yield stage.committed(seen.descriptor[0], OTHERS)
+        await stage.complained()
+        for event in change(passages(made, seen.descriptor[0], [OTHERS, OTHERS])):
+            yield event
+        await asyncio.Event().wait()
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.REFUSED, 1)
+    assert said_nothing(followed)
+    (copy,) = complaints.saved(config.state / "complaints")
+    assert copy.finding(made.study) == Finding("silo-1", 1, None)
+
+
+def test_statements_that_nobody_asked_for_change_nothing(
+    made: Consortium, config: SiloConfig
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        for event in passages(made, seen.descriptor[0], [OTHERS, OTHERS]):
+            yield event
+        yield stage.committed(seen.descriptor[0], OTHERS)
+        await stage.complained()
+        for event in passages(made, asked(made, 2).descriptor, [OTHERS, OTHERS]):
+            yield event
+        for event in passages(made, seen.descriptor[0], [OTHERS, OTHERS]):
+            yield event
+        yield ENDED
+
+    assert follow(made, config, script).outcome == (Ending.DONE, 1)
+    (copy,) = complaints.saved(config.state / "complaints")
+    assert copy.finding(made.study).accused == "mix-1"
+
+
+def test_without_a_receipt_there_is_nobody_to_complain_about(
+    made: Consortium, config: SiloConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        for number in (1, 2):
+            async for event in answered(stage, seen, number):
+                yield event
+            yield stage.committed(seen.descriptor[-1], OTHERS)
+            yield stage.closed(seen.descriptor[-1])
+        await asyncio.Event().wait()
+
+    def refuse(mix: PlayedMix) -> None:
+        receipt = mix_pb2.Receipt(status=mix_pb2.Receipt.REFUSED, reason="this round is over")
+        mix.reply = lambda digest, report: receipt
+
+    followed = follow(made, config, script, prepare=refuse)
+    assert followed.outcome == (Ending.MISSING, 2)
+    assert said_nothing(followed)
+    assert "the first mix gave no receipt" in caplog.text
+
+
+def test_a_receipt_is_kept_over_a_restart(made: Consortium, config: SiloConfig) -> None:
+    seen = Seen()
+    sent: list[channel_pb2.Complaint] = []
+
+    async def first(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        yield ENDED
+
+    async def then(stage: Stage) -> AsyncIterator[Event]:
+        yield stage.committed(seen.descriptor[0], OTHERS)
+        sent.append(await stage.complained())
+        for event in passages(made, seen.descriptor[0], [OTHERS, OTHERS]):
+            yield event
+        yield ENDED
+
+    follow(made, config, first)
+    assert follow(made, config, then).outcome == (Ending.DONE, 0)
+    assert check_complaint(sent[0], made.study) == Finding("silo-1", 1, None)
+    (copy,) = complaints.saved(config.state / "complaints")
+    assert copy.finding(made.study).accused == "mix-1"
+
+
+# When a silo stops -------------------------------------------------------------------------------
+
+
+def lists_of(*published: Callable[[bytes], list[bytes]], first: int = 1) -> Script:
+    """A lease whose rounds close with these lists, made from the silo's own digest."""
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        for number, make in enumerate(published, start=first):
+            async for event in round_with(stage, number, make):
+                yield event
+        yield ENDED
+
+    return script
+
+
+def test_a_silo_missing_from_two_lists_in_a_row_complains_twice_and_stops(
+    made: Consortium, config: SiloConfig
+) -> None:
+    followed = follow(made, config, lists_of(dropped, dropped, there, there))
+    assert followed.outcome == (Ending.MISSING, 2)
+    assert followed.mix.left_over() == []
+    assert rounds_charged(config) == 2
+    saved = complaints.saved(config.state / "complaints")
+    assert [each.finding(made.study).round for each in saved] == [1, 2]
+
+
+def test_it_takes_no_further_lease_until_it_is_restarted(
+    made: Consortium, config: SiloConfig
+) -> None:
+    followed = follow(made, config, lists_of(dropped, dropped), leases=2)
+    assert followed.outcome == (Ending.MISSING, 0)
+    assert len(followed.coordinator.requests) == 1
+    other = follow(made, config, lists_of(there, first=3))
+    assert other.outcome == (Ending.DONE, 1)
+
+
+def test_a_silo_that_is_missing_now_and_then_goes_on(made: Consortium, config: SiloConfig) -> None:
+    script = lists_of(there, dropped, there, dropped, there)
+    assert follow(made, config, script).outcome == (Ending.DONE, 5)
+
+
+def test_a_list_with_almost_our_digest_is_one_without_it(
+    made: Consortium, config: SiloConfig
+) -> None:
+    def almost(gated: bytes) -> list[bytes]:
+        return [OTHERS[0], gated[:-1] + bytes([gated[-1] ^ 1])]
+
+    assert follow(made, config, lists_of(almost, almost)).ending is Ending.MISSING
+
+
+@pytest.mark.parametrize("how", ["never closed", "closed without a list"])
+def test_rounds_that_nobody_commits_to_count_as_missing(
+    made: Consortium, config: SiloConfig, how: str
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        for number in (1, 2, 3):
+            async for event in answered(stage, seen, number):
+                yield event
+            if how != "never closed":
+                yield stage.closed(seen.descriptor[-1])
+        await asyncio.Event().wait()
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.MISSING, 2)
+
+
+def test_a_later_attempt_that_is_refused_does_not_make_up_for_a_missing_report(
+    made: Consortium, config: SiloConfig
+) -> None:
+    """The server pretends that every round it is silent about is tried again."""
+
+    def pretending(number: int) -> Script:
+        async def script(stage: Stage) -> AsyncIterator[Event]:
+            seen = Seen()
+            async for event in answered(stage, seen, number):
+                yield event
+            wrong = abandonments(made, seen.descriptor[0].digest, [0])
+            for event in stage.opened(number, 2, wrong)[1]:
+                yield event
+            await asyncio.Event().wait()
+
+        return script
+
+    scripts = [pretending(number) for number in (1, 2)]
+    assert follow(made, config, *scripts, leases=2).outcome == (Ending.REFUSED, 1)
+    scripts = [pretending(number) for number in (3, 4, 5)]
+    assert follow(made, config, *scripts, leases=3).outcome == (Ending.MISSING, 0)
+    assert rounds_charged(config) == 4
+
+
+Heard = tuple[Callable[[bytes], list[bytes]] | None, bool]  # the list, and whether it was void
+GOOD: Heard = (there, False)
+VOID: Heard = (None, True)
+NOT_OPENED: Heard = (there, True)  # confirmed, and then too few others did
+LEFT_OUT: Heard = (dropped, False)
+LEFT_OUT_OF_VOID: Heard = (dropped, True)
+
+
+def rounds_of(*heard: Heard, first: int = 1) -> Script:
+    """A lease whose rounds end like this."""
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        for number, (published, void) in enumerate(heard, start=first):
+            if published is not None:
+                async for event in round_with(stage, number, published, void=void):
+                    yield event
+                continue
+            seen = Seen()
+            async for event in answered(stage, seen, number):
+                yield event
+            yield stage.closed(seen.descriptor[0], void=void)
+        yield ENDED
+
+    return script
+
+
+@pytest.mark.parametrize("void", [VOID, NOT_OPENED], ids=["no list", "confirmed"])
+def test_a_silo_that_is_told_void_eight_times_stops(
+    made: Consortium, config: SiloConfig, void: Heard
+) -> None:
+    assert follow(made, config, rounds_of(*[void] * 12)).outcome == (Ending.MISSING, 8)
+    assert rounds_charged(config) == 8
+
+
+@pytest.mark.parametrize("unheard", [VOID, LEFT_OUT, LEFT_OUT_OF_VOID])
+def test_a_silo_that_is_not_heard_in_eight_of_sixteen_rounds_stops(
+    made: Consortium, config: SiloConfig, unheard: Heard
+) -> None:
+    """Though never twice in a row."""
+    heard = [*[unheard, GOOD] * 7, GOOD, unheard, GOOD, GOOD]
+    followed = follow(made, config, rounds_of(*heard))
+    assert followed.outcome == (Ending.MISSING, 16)
+    assert followed.mix.left_over() == []
+    assert rounds_charged(config) == 16
+
+
+def test_void_and_missing_rounds_count_together(made: Consortium, config: SiloConfig) -> None:
+    heard = [VOID, LEFT_OUT, GOOD, NOT_OPENED] * 6
+    assert follow(made, config, rounds_of(*heard)).outcome == (Ending.MISSING, 10)
+
+
+def test_seven_of_sixteen_rounds_are_put_up_with_for_ever(
+    made: Consortium, config: SiloConfig
+) -> None:
+    heard = [VOID] * 7 + [GOOD] * 9 + [VOID] * 7 + [GOOD]
+    assert follow(made, config, rounds_of(*heard)).outcome == (Ending.DONE, 24)
+
+
+def test_rounds_are_counted_over_leases_until_the_silo_is_restarted(
+    made: Consortium, config: SiloConfig
+) -> None:
+    leases = [rounds_of(*[VOID] * 4, first=first) for first in (1, 5, 9)]
+    followed = follow(made, config, *leases, leases=3)
+    assert followed.outcome == (Ending.MISSING, 0)
+    assert len(followed.coordinator.requests) == 2
+    assert follow(made, config, rounds_of(GOOD, first=9)).outcome == (Ending.DONE, 1)
+
+
+def test_a_round_that_is_asked_again_and_again_counts_once(
+    made: Consortium, config: SiloConfig
+) -> None:
+    """Else one good round, repeated, would make a silo forget all that were void."""
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        for heard in (rounds_of(*[VOID] * 7), *[rounds_of(GOOD, first=8)] * 16):
+            async for event in heard(stage):
+                if not event.HasField("ended"):
+                    yield event
+        async for event in rounds_of(VOID, VOID, first=9)(stage):
+            yield event
+
+    assert follow(made, config, script).outcome == (Ending.MISSING, 7 + 16 + 1)
+    assert rounds_charged(config) == 9
+
+
+def test_a_void_round_that_is_asked_again_counts_once(made: Consortium, config: SiloConfig) -> None:
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        for heard in [rounds_of(VOID)] * 9:
+            async for event in heard(stage):
+                if not event.HasField("ended"):
+                    yield event
+        yield ENDED
+
+    assert follow(made, config, script).outcome == (Ending.DONE, 9)

@@ -1,0 +1,698 @@
+"""A chain of three with one honest mix: what the other two and the server, together, cannot do.
+
+The honest mix is a real process, once at each place; the test plays everybody else and has all
+their keys.  An attack must fail, or leave a statement that names the right party.  Attacks that
+remain are tests as well (`…_remains_…`): they say where the guarantee ends.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import grpc
+import pytest
+from mixnet.played import (
+    Chain,
+    HostileRound,
+    RealMix,
+    Successor,
+    feed,
+    honest_confirmers,
+    hostile_round,
+    joined,
+    output,
+    prepared,
+    real_mix,
+    refusal,
+    successor,
+)
+from silomix.consortium import Consortium
+from silomix_proto import mix_pb2, round_pb2
+from silomix_protocol.complaints import check_complaint, lost_at, sign_complaint
+from silomix_protocol.keys import SealKey, SigningKey
+from silomix_protocol.onion import ENCAPSULATED_BYTES, Onion, UnopenableLayer
+from silomix_protocol.statements import (
+    BrokenChain,
+    check_abandoned,
+    check_chain,
+    input_of,
+    sign_confirmation,
+    sign_receipt,
+)
+from silomix_protocol.tokens import Token, blind, issuer
+from support.consortia import make_consortium
+from support.mixes import (
+    abandon,
+    collect,
+    commit_at,
+    confirmations,
+    described,
+    open_at,
+    release_at,
+    run,
+    signer,
+    submission,
+    submit,
+)
+
+ACCEPTED = mix_pb2.Receipt.ACCEPTED
+PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+SILOS, MINIMUM, MIXES = 5, 3, 3
+VICTIM = "silo-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An honest mix, ready, and numbers for rounds that nobody used yet."""
+
+    mix: RealMix
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def made(self) -> Consortium:
+        return self.mix.made
+
+    @property
+    def honest(self) -> int:
+        return self.mix.hop
+
+    async def round(self, **choices: object) -> HostileRound:
+        return await hostile_round(self.made, self.honest, next(self.numbers), **choices)  # type: ignore[arg-type]
+
+
+def consortium(folder: Path, *, gate: bool = True, deadline_s: float = 20.0) -> Consortium:
+    return make_consortium(
+        folder,
+        records=(40,) * SILOS,
+        mixes=MIXES,
+        rounds=100,
+        minimum_batch=MINIMUM,
+        deadline_s=deadline_s,
+        gate=gate,
+    )
+
+
+@pytest.fixture(scope="module", params=range(MIXES))
+def stage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    made = consortium(tmp_path_factory.mktemp("chain") / "c")
+    with real_mix(made, request.param, open_rounds=1000) as mix:
+        yield Stage(mix)
+
+
+# Only a mix behind another one takes batches, and fakes in them.
+not_first = pytest.mark.parametrize("stage", range(1, MIXES), indirect=True)
+
+
+def sent_by_silos(round_: HostileRound) -> dict[str, Onion]:
+    """Every silo's onion; its payload starts with the silo's name."""
+    return {silo: round_.onion(silo.encode()) for silo in round_.played.descriptor.silos}
+
+
+async def deliver(round_: HostileRound, onions: Sequence[bytes]) -> None:
+    """These onions reach the honest mix, from silos or from the attacker's mix before it."""
+    if round_.honest:
+        await feed(round_, *round_.before(onions))
+        return
+    for silo, sealed in zip(round_.played.descriptor.silos, onions, strict=False):
+        frames = submission(round_.made, silo, round_.played.descriptor, sealed)
+        (receipt,) = await submit(round_.made, silo, frames)
+        assert receipt.status == ACCEPTED
+
+
+async def whole_chain(
+    round_: HostileRound, onions: Sequence[bytes], taker: Successor
+) -> tuple[Chain, list[bytes]]:
+    """The onions through all three mixes, nobody misbehaving: the gated reports."""
+    await deliver(round_, onions)
+    return round_.after(*await output(round_, taker))
+
+
+# (a) n-1: all reports but the victim's are the attacker's own -------------------------------------
+
+
+async def isolate(
+    round_: HostileRound, victim: bytes, taker: Successor
+) -> tuple[Chain, list[bytes], list[Onion]]:
+    """The victim's onion among fakes, through the chain."""
+    fakes = [round_.onion(b"fake") for _ in range(SILOS - 1)]
+    onions = [victim, *(each.sealed for each in fakes)]
+    chain, gated = await whole_chain(round_, onions, taker)
+    return chain, gated, fakes
+
+
+def victims_gated(gated: Sequence[bytes], fakes: Sequence[Onion]) -> bytes:
+    """The attacker knows its own fakes: what is left is the victim's."""
+    own = {fake.trail[-1] for fake in fakes}
+    (left,) = (report for report in gated if sha256(report).digest() not in own)
+    return left
+
+
+def attackers_confirmations(
+    round_: HostileRound, listed: bytes, colluding: int
+) -> list[round_pb2.Confirmation]:
+    """The victim's own, those of colluding silos, and forged ones in all others' names."""
+    roster = [silo.name for silo in round_.made.study.silos]
+    willing = [VICTIM, *[name for name in roster if name != VICTIM][:colluding]]
+    forged = [
+        sign_confirmation(
+            round_.played.descriptor.digest, listed, roster.index(name), SigningKey.generate()
+        )
+        for name in roster
+        if name not in willing
+    ]
+    return [*confirmations(round_.played, listed, willing), *forged]
+
+
+@not_first
+def test_an_n_minus_1_attack_ends_at_the_gate(stage: Stage) -> None:
+    """Fewer than k honest silos see their report in the list, so fewer than k confirm it.
+
+    A first mix that is honest takes what silos signed, so there the others' reports are kept from
+    it instead: see `test_a_batch_below_the_minimum_never_leaves_an_honest_first_mix`.
+    """
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            earlier = await stage.round()
+            onions = sent_by_silos(earlier)
+            listed = joined(
+                (await whole_chain(earlier, [x.sealed for x in onions.values()], taker))[1]
+            )
+            known = await earlier.released(listed, confirmations(earlier.played, listed))
+
+            round_ = await stage.round()
+            silos = sent_by_silos(round_)
+            chain, gated, fakes = await isolate(round_, silos[VICTIM].sealed, taker)
+            committed = chain[-1].output
+            assert honest_confirmers(silos, committed) == [VICTIM]
+            assert all(
+                lost_at(onion.trail, chain, committed) == 0
+                for name, onion in silos.items()
+                if name != VICTIM
+            ), "everybody else can prove that the first mix did it"
+            await commit_at(round_.played, round_.mix, committed)
+            colluding = MINIMUM - 2
+            claims = attackers_confirmations(round_, committed, colluding)
+            code, why = await refusal(release_at(round_.played, round_.mix, committed, claims))
+            assert code is PRECONDITION
+            assert why == f"{1 + colluding} silos confirmed the list, {MINIMUM} needed"
+            often = confirmations(round_.played, committed, [VICTIM] * SILOS)
+            code, _ = await refusal(release_at(round_.played, round_.mix, committed, often))
+            assert code is PRECONDITION, "one silo counts once"
+
+            target = victims_gated(gated, fakes)
+            keys = [*known, *round_.release_keys.values(), round_.played.server_key]
+            keys += [*round_.seal_keys.values(), SealKey.generate()]
+            assert round_.opens_with(target, keys) is None
+            with pytest.raises(UnopenableLayer):
+                round_.opens(target, [])
+
+    run(scene())
+    assert stage.mix.refused("gate_closed") >= 2
+
+
+def test_the_same_attack_opens_the_report_of_a_study_without_a_gate(tmp_path: Path) -> None:
+    """So the gate is what stops it, and the test above is not empty."""
+    made = consortium(tmp_path / "c", gate=False)
+
+    async def scene() -> None:
+        async with successor(made, 1) as taker:
+            round_ = await hostile_round(made, 1, 1)
+            victim = round_.onion(b"the victim's payload")
+            _, gated, fakes = await isolate(round_, victim.sealed, taker)
+            opened = round_.opens(victims_gated(gated, fakes), [])
+            assert opened.startswith(b"the victim's payload")
+
+    with real_mix(made, 1):
+        run(scene())
+
+
+@not_first
+def test_it_remains_possible_with_k_minus_1_colluding_silos(stage: Stage) -> None:
+    """k counts confirmations: with c silos in the attacker's hand, k - c of them are honest."""
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            chain, gated, fakes = await isolate(round_, round_.onion(b"victim").sealed, taker)
+            claims = attackers_confirmations(round_, chain[-1].output, MINIMUM - 1)
+            released = await round_.released(chain[-1].output, claims)
+            assert round_.opens(victims_gated(gated, fakes), released).startswith(b"victim")
+
+    run(scene())
+
+
+def test_a_batch_below_the_minimum_never_leaves_an_honest_first_mix(tmp_path: Path) -> None:
+    """The n-1 attack by holding others' reports back: nothing is left to collect or release."""
+    made = consortium(tmp_path / "c", deadline_s=0.5)
+
+    async def scene(mix: RealMix) -> None:
+        async with successor(made, 0) as taker:
+            round_ = await hostile_round(made, 0, 1)
+            await deliver(round_, [round_.onion(b"victim").sealed, round_.onion(b"mine").sealed])
+            chain, reports = await output(round_, taker)
+            assert (reports, chain[-1].aborted) == ([], f"2 valid reports, {MINIMUM} needed")
+            empty = confirmations(round_.played, b"")
+            code, _ = await refusal(release_at(round_.played, round_.mix, b"", empty))
+            assert code is PRECONDITION
+            await deliver_late(round_)
+
+    async def deliver_late(round_: HostileRound) -> None:
+        descriptor = round_.played.descriptor
+        frames = submission(made, "silo-3", descriptor, round_.onion(b"late").sealed)
+        (receipt,) = await submit(made, "silo-3", frames)
+        assert receipt.status == mix_pb2.Receipt.REFUSED
+
+    with real_mix(made, 0) as mix:
+        run(scene(mix))
+        assert mix.count("batches", "aborted") == 1
+
+
+# (b) injection ------------------------------------------------------------------------------------
+
+
+def test_a_report_too_many_breaks_the_chain_of_statements(stage: Stage) -> None:
+    """The honest mix refuses it from before; anybody with the statements sees it from behind."""
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = [each.sealed for each in sent_by_silos(round_).values()]
+            extra = round_.onion(b"extra").sealed
+            if stage.honest:
+                code, why = await refusal(feed(round_, *round_.before([*onions, extra])))
+                assert code is INVALID
+                assert "do not add up" in why
+            await deliver(round_, onions)
+            chain, reports = await output(round_, taker)
+            if not round_.last:
+                hop = stage.honest + 1
+                opened = round_.opened(hop, reports)
+                came = sha256(chain[-1].output).digest()
+                lie = (*chain, round_.statement(hop, came, [*opened, opened[0][::-1]]))
+                with pytest.raises(BrokenChain):
+                    check_chain(lie, round_.played.descriptor, stage.made.study, hop + 1)
+
+    run(scene())
+
+
+def test_an_injected_report_has_no_token_and_a_copied_token_shows() -> None:
+    """What the server checks: a mix that fills an absent silo's place needs a token for it."""
+    study = bytes(32)
+    ours = issuer(b"s" * 32, study)  # type: ignore[arg-type]
+    asked = blind()
+    token = asked.finish(ours.evaluate(1, asked.blinded), ours.public_key(1))
+    assert ours.valid(1, token)
+    for forged in (
+        Token(bytes(32), bytes(64)),
+        Token(token.nonce, bytes(64)),
+        Token(bytes(32), token.output),
+    ):
+        assert not ours.valid(1, forged)
+    assert not ours.valid(2, token), "a token of another round"
+
+
+# (c) replacement ----------------------------------------------------------------------------------
+
+
+def replaced(
+    round_: HostileRound, reports: Sequence[bytes], victim: bytes, hop: int
+) -> list[bytes]:
+    """The reports on their way to `hop`, with a fake where the victim's was."""
+    fake = round_.fake_at(hop)
+    return [fake if sha256(each).digest() == victim else each for each in reports]
+
+
+@pytest.mark.parametrize(
+    ("stage", "thief"),
+    [(hop, thief) for hop in range(MIXES) for thief in range(MIXES + 1) if hop != thief],
+    indirect=["stage"],
+)
+def test_a_replaced_report_names_who_replaced_it(stage: Stage, thief: int) -> None:
+    """Whoever swaps a report for a fake is the one that the statements name: a mix, or for a list
+    that lacks what came through, the last mix, which gave its word for it; never the honest one.
+    """
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = sent_by_silos(round_)
+            trail = onions[VICTIM].trail
+            reports = [each.sealed for each in onions.values()]
+            came = input_of(sha256(each).digest() for each in reports)
+            chain: Chain = ()
+            for hop in range(MIXES):
+                if hop == stage.honest:
+                    if hop:
+                        await feed(round_, chain, reports)
+                    else:
+                        await deliver(round_, reports)
+                    chain, reports = await output(round_, taker)
+                else:
+                    reports = round_.opened(hop, reports)
+                    if hop == thief:
+                        reports = replaced(round_, reports, trail[hop + 1], hop + 1)
+                    chain = (*chain, round_.statement(hop, came, reports))
+                came = sha256(chain[-1].output).digest()
+            await assert_named(round_, onions, chain)
+
+    async def assert_named(round_: HostileRound, onions: dict[str, Onion], chain: Chain) -> None:
+        descriptor, study, trail = round_.played.descriptor, stage.made.study, onions[VICTIM].trail
+        check_chain(chain, descriptor, study, MIXES)
+        listed, named = chain[-1].output, thief
+        if thief == MIXES:  # everything came through; the list of the server lacks it
+            listed, named = listed.replace(trail[-1], sha256(b"fake").digest()), MIXES - 1
+            if round_.last:
+                code, _ = await refusal(round_.committed(listed))
+                assert code is PRECONDITION, "an honest last mix stands by its own list only"
+                return
+        committed = await round_.committed(listed)
+        assert lost_at(trail, chain, listed) == named
+        assert VICTIM not in honest_confirmers(onions, listed)
+        place = [silo.name for silo in study.silos].index(VICTIM)
+        receipt = sign_receipt(descriptor.digest, place, trail[0], signer(stage.made, "mix-1"))
+        key = signer(stage.made, VICTIM)
+        complaint = sign_complaint(descriptor, place, receipt, committed, key)
+        assert check_complaint(complaint, study).accused is None, "no digests on the wire"
+        complaint.chain.extend(chain)
+        complaint.trail.extend(trail)
+        finding = check_complaint(complaint, study)
+        assert (finding.silo, finding.accused) == (VICTIM, study.mixes[named].name)
+
+    run(scene())
+
+
+def test_a_stolen_report_remains_linkable_when_the_gate_opens_without_it(stage: Stage) -> None:
+    """A mix behind the honest one (or the server) keeps one report out of the list, k others
+    confirm, and the keys open the stolen one too: who complained is its sender.  Seen by the
+    victim, who can prove who did it, but not prevented, for those left out of the one list that
+    the honest mix gives its word for; with an honest *last* mix, which stands by its own list only,
+    it fails."""
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = sent_by_silos(round_)
+            chain, gated = await whole_chain(round_, [x.sealed for x in onions.values()], taker)
+            stolen, left = gated[0], gated[1:]
+            listed = joined(left)
+            willing = honest_confirmers(onions, listed)
+            (victim,) = set(onions) - set(willing)
+            confirmed = confirmations(round_.played, listed, willing)
+            if round_.last:
+                code, why = await refusal(commit_at(round_.played, round_.mix, listed))
+                assert (code, "handed over" in why) == (PRECONDITION, True)
+                code, _ = await refusal(release_at(round_.played, round_.mix, listed, confirmed))
+                assert code is PRECONDITION
+                return
+            released = await round_.released(listed, confirmed)
+            assert round_.opens(stolen, released).startswith(victim.encode())
+            assert lost_at(onions[victim].trail, chain, listed) == MIXES - 1, "the victim knows"
+
+    run(scene())
+
+
+# (d) replay ---------------------------------------------------------------------------------------
+
+
+def test_onions_of_an_earlier_round_are_dropped(stage: Stage) -> None:
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            earlier = await stage.round()
+            old = [each.sealed for each in sent_by_silos(earlier).values()]
+            await whole_chain(earlier, old, taker)
+            round_ = await stage.round()
+            fresh = [each.sealed for each in sent_by_silos(round_).values()]
+            if stage.honest:
+                chain, reports = round_.before(fresh)
+                reports[:2] = earlier.before(old)[1][:2]
+                await feed(round_, (*chain[:-1], restated(round_, chain, reports)), reports)
+            else:
+                await deliver(round_, [*old[:2], *fresh[2:]])
+            chain, out = await output(round_, taker)
+            assert (chain[-1].received, chain[-1].dropped, len(out)) == (5, 2, 3)
+
+    run(scene())
+
+
+def restated(
+    round_: HostileRound, chain: Chain, reports: Sequence[bytes]
+) -> round_pb2.HopStatement:
+    """The statement of the mix before the honest one about these reports instead of its own."""
+    return round_.statement(chain[-1].hop, chain[-1].input, reports)
+
+
+@not_first
+def test_a_whole_batch_of_an_earlier_round_is_worth_nothing_in_another(stage: Stage) -> None:
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            earlier = await stage.round()
+            old_chain, old = earlier.before([x.sealed for x in sent_by_silos(earlier).values()])
+            await feed(earlier, old_chain, old)
+            await output(earlier, taker)
+            round_ = await stage.round()
+            code, _ = await refusal(feed(round_, old_chain, old))
+            assert code is grpc.StatusCode.PERMISSION_DENIED, "signed for another round"
+            chain, _ = round_.before([x.sealed for x in sent_by_silos(round_).values()])
+            await feed(round_, (*chain[:-1], restated(round_, chain, old)), old)
+            chain, out = await output(round_, taker)
+            assert (out, chain[-1].aborted) == ([], f"0 valid reports, {MINIMUM} needed")
+
+    run(scene())
+
+
+# (e) tagging, (f) duplicates ----------------------------------------------------------------------
+
+
+def flipped(layer: bytes, place: int, bit: int = 0) -> bytes:
+    changed = bytearray(layer)
+    changed[place] ^= 1 << bit
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("place", [0, 31, 1087, ENCAPSULATED_BYTES - 1, ENCAPSULATED_BYTES, -1])
+def test_a_tagged_onion_is_dropped_and_leaves_no_mark(stage: Stage, place: int) -> None:
+    """One bit anywhere: encapsulation (also the X25519 bit that means nothing), body, tag."""
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = sent_by_silos(round_)
+            sealed = [each.sealed for each in onions.values()]
+            if stage.honest:
+                chain, reports = round_.before(sealed)
+                reports[0] = flipped(reports[0], place, 7)
+                await feed(round_, (*chain[:-1], restated(round_, chain, reports)), reports)
+            else:
+                await deliver(round_, [flipped(sealed[0], place, 7), *sealed[1:]])
+            chain, out = await output(round_, taker)
+            assert (chain[-1].received, chain[-1].dropped) == (SILOS, 1)
+            expected = {each.trail[stage.honest + 1] for each in list(onions.values())[1:]}
+            assert {sha256(each).digest() for each in out} == expected
+
+    before = stage.mix.count("reports", "dropped")
+    run(scene())
+    assert stage.mix.count("reports", "dropped") == before + 1
+
+
+def test_a_duplicated_onion_leaves_once(stage: Stage) -> None:
+    """To follow one report by its double: the copy is dropped, or the batch refused as a whole."""
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = sent_by_silos(round_)
+            sealed = [each.sealed for each in onions.values()]
+            doubled = [*sealed[:-1], sealed[0]]
+            if stage.honest:
+                chain, reports = round_.before(sealed)
+                copies = [*reports[:-1], reports[0]]
+                code, _ = await refusal(
+                    feed(round_, (*chain[:-1], restated(round_, chain, copies)), copies)
+                )
+                assert code is INVALID
+                return
+            await deliver(round_, doubled)
+            chain, out = await output(round_, taker)
+            assert (chain[-1].received, chain[-1].dropped) == (SILOS, 1)
+            assert len({sha256(each).digest() for each in out}) == len(out) == SILOS - 1
+
+    before = stage.mix.count("reports", "dropped")
+    run(scene())
+    assert stage.mix.count("reports", "dropped") == before + (stage.honest == 0)
+
+
+# (g) split view, (h) release, (i) abandonment, (j) two batches ------------------------------------
+
+
+def test_a_round_has_one_descriptor_whatever_silos_are_shown(stage: Stage) -> None:
+    async def scene() -> None:
+        round_ = await stage.round()
+        played = round_.played
+        number = played.descriptor.round
+        other = described(stage.made, played.mix_keys, number, query=b"asked differently")
+        code, _ = await refusal(open_at(stage.made, other.descriptor, round_.mix))
+        assert code is PRECONDITION
+        if stage.honest == 0:
+            sealed = bytes(round_.length(0))
+            call = submit(
+                stage.made, VICTIM, submission(stage.made, VICTIM, other.descriptor, sealed)
+            )
+            assert (await refusal(call))[0] is PRECONDITION
+        else:
+            shown = HostileRound(other, round_.honest, round_.seal_keys, round_.release_keys)
+            onions = [x.sealed for x in sent_by_silos(shown).values()]
+            assert (await refusal(feed(shown, *shown.before(onions))))[0] is PRECONDITION
+
+    run(scene())
+
+
+def test_release_needs_a_forwarded_batch_and_k_silos_on_one_list(stage: Stage) -> None:
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = sent_by_silos(round_)
+            everybody = confirmations(round_.played, b"")
+            code, _ = await refusal(commit_at(round_.played, round_.mix, b""))
+            assert code is PRECONDITION, "before anything was forwarded"
+            code, _ = await refusal(release_at(round_.played, round_.mix, b"", everybody))
+            assert code is PRECONDITION, "before anything was forwarded"
+
+            chain, gated = await whole_chain(round_, [x.sealed for x in onions.values()], taker)
+            listed = chain[-1].output
+            other = joined(reversed(gated))
+            enough = confirmations(round_.played, listed, ["silo-1", "silo-2", "silo-3"])
+            if stage.honest < 2:  # the last mix stands by what it handed over
+                code, _ = await refusal(release_at(round_.played, round_.mix, listed, enough))
+                assert code is PRECONDITION, "no list was committed to"
+            await commit_at(round_.played, round_.mix, listed)
+            code, _ = await refusal(commit_at(round_.played, round_.mix, other))
+            assert code is PRECONDITION, "one list only"
+            split = [
+                *confirmations(round_.played, listed, ["silo-1", "silo-2"]),
+                *confirmations(round_.played, other, ["silo-3", "silo-4"]),
+            ]
+            willing = confirmations(round_.played, other)
+            for each, given in ((listed, split), (other, split), (other, willing)):
+                code, _ = await refusal(release_at(round_.played, round_.mix, each, given))
+                assert code is PRECONDITION, "two of each is not three of the one"
+
+            first = await release_at(round_.played, round_.mix, listed, enough)
+            again = await release_at(round_.played, round_.mix, listed, enough)
+            assert first.raw == again.raw
+            code, _ = await refusal(release_at(round_.played, round_.mix, other, willing))
+            assert code is PRECONDITION, "also when the gate is open"
+            code, _ = await refusal(
+                release_at(round_.played, round_.mix, listed, enough, caller="silo-1")
+            )
+            assert code is grpc.StatusCode.PERMISSION_DENIED
+
+            later = await stage.round()
+            _, out = await whole_chain(
+                later, [x.sealed for x in sent_by_silos(later).values()], taker
+            )
+            assert later.opens_with(out[0], [first]) is None, "a key opens one round"
+
+    run(scene())
+
+
+def test_an_abandoned_round_is_never_collected_and_a_forwarded_one_never_abandoned(
+    stage: Stage,
+) -> None:
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            descriptor, number = round_.played.descriptor, round_.played.descriptor.round
+            statement = await abandon(stage.made, descriptor, round_.mix)
+            others = [mix.name for mix in stage.made.study.mixes if mix.name != round_.mix]
+            with pytest.raises(BrokenChain):
+                check_abandoned([statement], descriptor.digest, stage.made.study)
+            assert others, "the others' statements are missing"
+            onions = [x.sealed for x in sent_by_silos(round_).values()]
+            await assert_over(round_, onions)
+            code, _ = await refusal(prepared(stage.made, stage.honest, number))
+            assert code is PRECONDITION, "the keys of that attempt are gone for good"
+
+            again = await stage_attempt(number)
+            await whole_chain(again, [x.sealed for x in sent_by_silos(again).values()], taker)
+            code, _ = await refusal(abandon(stage.made, again.played.descriptor, again.mix))
+            assert code is PRECONDITION
+            await refusal(hostile_round(stage.made, stage.honest, number, attempt=3))
+
+    async def stage_attempt(number: int) -> HostileRound:
+        return await hostile_round(stage.made, stage.honest, number, attempt=2)
+
+    async def assert_over(round_: HostileRound, onions: Sequence[bytes]) -> None:
+        if stage.honest:
+            code, _ = await refusal(feed(round_, *round_.before(onions)))
+            assert code is PRECONDITION
+        else:
+            frames = submission(stage.made, VICTIM, round_.played.descriptor, onions[0])
+            (receipt,) = await submit(stage.made, VICTIM, frames)
+            assert receipt.status == mix_pb2.Receipt.REFUSED
+        if round_.last:
+            code, _ = await refusal(collect(round_.played))
+            assert code is PRECONDITION
+
+    run(scene())
+
+
+@not_first
+def test_a_second_batch_for_a_round_is_refused_with_an_alarm(stage: Stage) -> None:
+    """The differential attack: the same batch with and without the victim."""
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = [x.sealed for x in sent_by_silos(round_).values()]
+            chain, reports = round_.before(onions)
+            await feed(round_, chain, reports)
+            first = await output(round_, taker)
+            without = [*reports[1:], round_.fake_at(stage.honest)]
+            second = (*chain[:-1], restated(round_, chain, without))
+            code, _ = await refusal(feed(round_, second, without))
+            assert code is PRECONDITION
+            await feed(round_, chain, reports)  # the same one again: nothing happens
+            assert await output(round_, taker) == first
+
+    before = stage.mix.refused("second_batch")
+    run(scene())
+    assert stage.mix.refused("second_batch") == before + 1
+    assert "second_batch" in stage.mix.log
+
+
+def test_a_mix_that_was_killed_still_takes_one_batch_and_keeps_its_gate_shut(
+    tmp_path: Path,
+) -> None:
+    made = consortium(tmp_path / "c")
+
+    async def before_the_kill() -> tuple[HostileRound, Chain, list[bytes]]:
+        round_ = await hostile_round(made, 1, 1)
+        chain, reports = round_.before([x.sealed for x in sent_by_silos(round_).values()])
+        await feed(round_, chain, reports)
+        return round_, chain, reports
+
+    async def after_it(round_: HostileRound, chain: Chain, reports: list[bytes]) -> None:
+        without = [*reports[1:], round_.fake_at(1)]
+        second = (*chain[:-1], restated(round_, chain, without))
+        assert (await refusal(feed(round_, second, without)))[0] is PRECONDITION
+        other = described(made, round_.played.mix_keys, 1, query=b"asked differently")
+        assert (await refusal(open_at(made, other.descriptor, round_.mix)))[0] is PRECONDITION
+        async with successor(made, 1) as taker:
+            out_chain, out = round_.after(*await output(round_, taker))
+        assert len(out) == SILOS
+        await commit_at(round_.played, round_.mix, out_chain[-1].output)
+        few = confirmations(round_.played, out_chain[-1].output, ["silo-1", "silo-2"])
+        call = release_at(round_.played, round_.mix, out_chain[-1].output, few)
+        assert (await refusal(call))[0] is PRECONDITION
+
+    with real_mix(made, 1) as mix:
+        known = run(before_the_kill())
+        mix.process.kill()
+    with real_mix(made, 1):
+        run(after_it(*known))

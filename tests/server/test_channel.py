@@ -1,0 +1,578 @@
+"""The round channel with silos on it: who is let in, what each may say, and what happens then."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.json_format import Parse
+from silomix.consortium import Consortium
+from silomix_proto import channel_pb2, channel_pb2_grpc, round_pb2
+from silomix_protocol.complaints import check_complaint, sign_complaint
+from silomix_protocol.keys import ForgedSignature
+from silomix_protocol.statements import sign_confirmation, sign_receipt
+from silomix_protocol.tokens import blind
+from silomix_server import channel as channel_module
+from silomix_server import followers as followers_module
+from silomix_server.channel import RoundChannel
+from silomix_server.complaint_box import ComplaintBox
+from silomix_server.frames import FrameReader
+from silomix_server.gate import Gate
+from silomix_server.token_desk import TokenDesk
+from support.consortia import make_consortium
+from support.coordinators import (
+    Listed,
+    following,
+    identity,
+    listed,
+    parties,
+    report_of,
+    signer,
+)
+from support.mixes import refusal, run
+from support.rounds import Round, key_lists, make_round
+
+SILOS = ("silo-1", "silo-2", "silo-3")
+QUERY = b"query"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
+    return make_consortium(tmp_path_factory.mktemp("channel") / "consortium")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "_HELLO_S", 0.5)
+    monkeypatch.setattr(followers_module, "_FAREWELL_S", 0.5)
+
+
+@dataclass(slots=True)
+class Desk:
+    """The coordinator's side of a channel that is served at its address."""
+
+    made: Consortium
+    channel: RoundChannel
+    state: Path
+    tokens: TokenDesk
+
+    def open_stretch(self, rounds: list[Round]) -> None:
+        first = rounds[0].descriptor.round
+        self.channel.open_stretch(
+            channel_pb2.StretchOpened(
+                first_round=first,
+                lists=key_lists(parties(self.made), rounds),
+                token_keys=self.tokens.public_keys(first, len(rounds)),
+            )
+        )
+
+    def open_round(self, round_: Round) -> None:
+        opened = channel_pb2.RoundOpened(
+            descriptor=round_.descriptor.to_wire(),
+            query_bytes=len(QUERY),
+            server_key=round_.server.public,
+            mix_keys=round_.mix_keys,
+        )
+        self.channel.open_round(round_.descriptor, opened, QUERY)
+
+    def commit(self, round_: Round, batch: Listed) -> Gate:
+        gate = Gate(self.made.study, round_.descriptor, batch.committed.list)
+        self.channel.commit(batch.committed, tuple(batch.chain), gate)
+        return gate
+
+    def complaints(self) -> list[Path]:
+        return sorted((self.state / "complaints").glob("*"))
+
+
+@asynccontextmanager
+async def desk_open(made: Consortium, state: Path, lease: str = "lease") -> AsyncIterator[Desk]:
+    study = made.study
+    tokens = TokenDesk(study, state)
+    channel = RoundChannel(study, FrameReader(study, tokens, ComplaintBox(study, state)))
+    server = identity(made, study.server.name).server(study.server.channel_address)
+    channel_pb2_grpc.add_RoundChannelServicer_to_server(channel, server)
+    await server.start()
+    channel.open_lease(lease)
+    try:
+        yield Desk(made, channel, state, tokens)
+    finally:
+        await server.stop(None)
+        tokens.close()
+
+
+def asked(made: Consortium, number: int = 1, silos: tuple[str, ...] | None = None) -> Round:
+    return make_round(made.study, signer(made, "server"), number, silos=silos, query=QUERY)
+
+
+def batch_of(
+    made: Consortium, round_: Round
+) -> tuple[Listed, list[bytes], list[tuple[bytes, ...]]]:
+    """A batch with a report of every silo: what the mixes made of it, the onions, their trails."""
+    onions = [
+        round_.seal(round_.payload(report_of(made.study, value)))
+        for value in range(len(round_.descriptor.silos))
+    ]
+    sealed = [each.sealed for each in onions]
+    return listed(made, round_, sealed), sealed, [each.trail for each in onions]
+
+
+def token_request(first: int = 1, rounds: int = 1) -> channel_pb2.TokenRequest:
+    blinded = [blind().blinded for _ in range(rounds)]
+    return channel_pb2.TokenRequest(first_round=first, blinded=blinded)
+
+
+def confirmed(
+    made: Consortium, round_: Round, batch: Listed, silo: str
+) -> channel_pb2.CommittedAnswer:
+    place, key = SILOS.index(silo), signer(made, silo)
+    signed = sign_confirmation(round_.digest, batch.committed.list, place, key)
+    return channel_pb2.CommittedAnswer(digest=round_.digest, confirmation=signed)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 nobody tells
+        await asyncio.sleep(0.01)
+
+
+# Who is let in -----------------------------------------------------------------------------------
+
+
+def test_only_enrolled_silos_with_the_open_lease_are_let_in(
+    made: Consortium, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            for silo, lease, study in (
+                ("mix-1", "lease", None),
+                ("silo-1", "another", None),
+                ("silo-1", "", None),
+                ("silo-1", "lease", bytes(32)),
+            ):
+                async with following(made, silo, lease, study=study) as stream:
+                    code = await refusal(_read(stream.call))
+                    assert code is grpc.StatusCode.PERMISSION_DENIED
+            assert desk.channel.followers == frozenset()
+
+    run(scenario())
+
+
+async def _read(call: "grpc.aio.StreamStreamCall[object, object]") -> object:
+    return await call.read()
+
+
+@pytest.mark.parametrize("first", [None, channel_pb2.SiloFrame(inspect=bytes(32))])
+def test_who_does_not_say_which_lease_is_sent_away(
+    made: Consortium, tmp_path: Path, first: channel_pb2.SiloFrame | None
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path):
+            server = made.study.server
+            own = identity(made, "silo-1")
+            async with own.channel(server.name, server.channel_address) as connection:
+                call = channel_pb2_grpc.RoundChannelStub(connection).Follow(wait_for_ready=True)
+                if first is not None:
+                    await call.write(first)
+                assert await refusal(call.read()) is grpc.StatusCode.PERMISSION_DENIED
+
+    run(scenario())
+
+
+def test_a_second_connection_of_a_silo_ends_the_first(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            desk.open_stretch([asked(made)])
+            async with following(made, "silo-1") as first:
+                await first.hear("stretch")
+                async with following(made, "silo-1") as second:
+                    await second.hear("stretch")
+                    assert "took over" in (await first.hear("ended")).ended.reason
+                    assert await first.is_over()
+                    assert desk.channel.followers == {"silo-1"}
+
+    run(scenario())
+
+
+# Stretches and tokens ----------------------------------------------------------------------------
+
+
+def test_a_silo_is_asked_only_when_it_has_its_tokens(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk, following(made, "silo-1") as early:
+            await desk.channel.wait_for(frozenset({"silo-1"}), 1, 0.2)
+            assert desk.channel.followers == {"silo-1"}
+            desk.open_stretch([asked(made, 1), asked(made, 2)])
+            await early.hear("stretch")
+            assert desk.channel.ready(1) == frozenset()
+            async with following(made, "silo-2") as late:
+                await late.hear("stretch")
+                request = token_request(1, 2)
+                await late.say(tokens=request)
+                reply = (await late.hear("tokens")).tokens
+                assert [len(each) for each in reply.evaluated] == [96, 96]
+                ready = await desk.channel.wait_for(frozenset({"silo-2"}), 1, 5.0)
+                assert ready == desk.channel.ready(2) == {"silo-2"}
+            async with following(made, "silo-2") as again:  # its tokens are at home
+                await again.hear("stretch")
+                assert "silo-2" in desk.channel.ready(2)
+                assert desk.channel.ready(3) == frozenset()
+
+    run(scenario())
+
+
+def test_a_silo_that_lost_a_token_is_not_asked_in_that_round(
+    made: Consortium, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            desk.tokens.issue("silo-1", token_request(2, 1))
+            desk.open_stretch([asked(made, 1), asked(made, 2)])
+            async with following(made, "silo-1") as stream:
+                await stream.hear("stretch")
+                await stream.say(tokens=token_request(1, 2))
+                reply = (await stream.hear("tokens")).tokens
+                assert [bool(each) for each in reply.evaluated] == [True, False]
+                await desk.channel.wait_for(frozenset({"silo-1"}), 1, 5.0)
+                assert desk.channel.ready(1) == {"silo-1"}
+                assert desk.channel.ready(2) == frozenset()
+
+    run(scenario())
+
+
+def test_tokens_are_given_once_for_a_stretch_and_only_for_its_rounds(
+    made: Consortium, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            desk.open_stretch([asked(made, 1), asked(made, 2)])
+            async with following(made, "silo-1") as stream:
+                await stream.hear("stretch")
+                await stream.say(tokens=token_request(2, 2))
+                await stream.say(tokens=token_request(1, 5))
+                await stream.say(tokens=token_request(1, 2))
+                assert (await stream.hear("tokens")).tokens.first_round == 1
+                await stream.say(tokens=token_request(1, 2))
+                desk.open_stretch([asked(made, 3)])
+                await stream.hear("stretch")  # and no reply before it
+                await stream.say(tokens=token_request(3, 1))
+                assert (await stream.hear("tokens")).tokens.first_round == 3
+
+    run(scenario())
+
+
+# Rounds ------------------------------------------------------------------------------------------
+
+
+def test_only_those_whom_the_descriptor_names_are_asked(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            desk.open_stretch([asked(made)])
+            async with following(made, "silo-1") as one, following(made, "silo-3") as three:
+                await one.hear("stretch")
+                await three.hear("stretch")
+                round_ = asked(made, silos=("silo-1", "silo-2"))
+                desk.open_round(round_)
+                opened = (await one.hear("opened")).opened
+                assert opened.descriptor == round_.descriptor.to_wire()
+                assert (await one.hear("query_chunk")).query_chunk == QUERY
+                async with following(made, "silo-2") as two:  # comes back in the middle of it
+                    await two.hear("stretch")
+                    await two.hear("opened")
+                    await two.hear("query_chunk")
+                desk.channel.close_round(void=True)
+                desk.channel.close_lease("enough")
+                assert (await one.hear("closed")).closed.void
+                await one.hear("ended")
+                await three.hear("ended")
+
+    run(scenario())
+
+
+def test_confirmations_open_the_gate(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            round_ = asked(made)
+            batch, _, _ = batch_of(made, round_)
+            desk.open_stretch([round_])
+            async with following(made, "silo-1") as one, following(made, "silo-2") as two:
+                for stream in (one, two):
+                    await stream.hear("stretch")
+                desk.open_round(round_)
+                for stream in (one, two):
+                    await stream.hear("opened")
+                    await stream.hear("query_chunk")
+                gate = desk.commit(round_, batch)
+                for stream in (one, two):
+                    assert (await stream.hear("committed")).committed == batch.committed
+                await one.say(answer=confirmed(made, round_, batch, "silo-1"))
+                await one.say(answer=confirmed(made, round_, batch, "silo-1"))
+                await one.say(answer=confirmed(made, round_, batch, "silo-2"))
+                assert not await gate.opens(0.2)
+                await two.say(answer=confirmed(made, round_, batch, "silo-2"))
+                assert await gate.opens(5.0)
+                assert [each.silo for each in gate.confirmations] == [0, 1]
+
+    run(scenario())
+
+
+def test_a_silo_that_joins_hears_how_its_last_round_ended(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            round_ = asked(made, silos=("silo-1", "silo-2"))
+            batch, _, _ = batch_of(made, round_)
+            desk.open_stretch([round_])
+            desk.open_round(round_)
+            desk.commit(round_, batch)
+            desk.channel.close_round(void=False)
+            async with following(made, "silo-1") as one, following(made, "silo-3") as three:
+                await one.hear("stretch")
+                assert (await one.hear("committed")).committed == batch.committed
+                assert not (await one.hear("closed")).closed.void
+                await three.hear("stretch")
+                desk.channel.close_lease("enough")
+                await three.hear("ended")
+
+    run(scenario())
+
+
+# Missing reports ---------------------------------------------------------------------------------
+
+
+def lossy(made: Consortium, round_: Round) -> tuple[Listed, bytes, tuple[bytes, ...]]:
+    """A batch that the last silo's report is missing from: the batch, its onion, its trail."""
+    _, onions, trails = batch_of(made, round_)
+    return listed(made, round_, onions[:-1]), onions[-1], trails[-1]
+
+
+def complaint_of(
+    made: Consortium, round_: Round, batch: Listed, onion: bytes, silo: str = "silo-3"
+) -> channel_pb2.Complaint:
+    place = SILOS.index(silo)
+    receipt = sign_receipt(round_.digest, place, sha256(onion).digest(), signer(made, "mix-1"))
+    return sign_complaint(round_.descriptor, place, receipt, batch.committed, signer(made, silo))
+
+
+def test_a_missing_report_is_looked_into_and_complained_about(
+    made: Consortium, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            round_ = asked(made)
+            batch, onion, trail = lossy(made, round_)
+            desk.open_stretch([round_])
+            desk.open_round(round_)
+            async with following(made, "silo-3") as stream:
+                for kind in ("stretch", "opened", "query_chunk"):
+                    await stream.hear(kind)
+                desk.commit(round_, batch)
+                await stream.hear("committed")
+                await stream.say(inspect=round_.digest)
+                passages = [(await stream.hear("passage")).passage for _ in made.study.mixes]
+                assert [each.statement for each in passages] == batch.chain
+                complaint = complaint_of(made, round_, batch, onion)
+                complaint.trail.extend(trail)  # neither must be kept
+                complaint.chain.extend(batch.chain)
+                answer = channel_pb2.CommittedAnswer(digest=round_.digest, complaint=complaint)
+                await stream.say(answer=answer)
+                await stream.say(answer=answer)
+                await stream.call.done_writing()
+                desk.channel.close_lease("enough")
+                await stream.hear("ended")
+                assert await stream.is_over()
+            (kept,) = desk.complaints()
+            text = kept.read_text()
+            finding = check_complaint(Parse(text, channel_pb2.Complaint()), made.study)
+            assert (finding.silo, finding.round, finding.accused) == ("silo-3", 1, None)
+            assert "trail" not in text
+            assert "chain" not in text
+
+    run(scenario())
+
+
+def test_a_complaint_that_shows_nothing_is_not_kept(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            round_, other = asked(made, 1), asked(made, 2)
+            batch, onion, _ = lossy(made, round_)
+            desk.open_stretch([round_])
+            desk.open_round(round_)
+            desk.commit(round_, batch)
+            unsigned = complaint_of(made, round_, batch, onion)
+            unsigned.signature = bytes(64)
+            with pytest.raises(ForgedSignature):
+                check_complaint(unsigned, made.study)
+            elsewhere, its_onion, _ = lossy(made, other)
+            for nonsense in (
+                channel_pb2.Complaint(),
+                unsigned,
+                complaint_of(made, round_, batch, onion, "silo-2"),
+                complaint_of(made, other, elsewhere, its_onion),
+            ):
+                async with following(made, "silo-3") as stream:
+                    for kind in ("stretch", "opened", "query_chunk", "committed"):
+                        await stream.hear(kind)
+                    await stream.say(
+                        answer=channel_pb2.CommittedAnswer(digest=round_.digest, complaint=nonsense)
+                    )
+                    await stream.say(inspect=round_.digest)
+                    await stream.hear("passage")  # the complaint was read before this
+            assert desk.complaints() == []
+
+    run(scenario())
+
+
+def test_statements_are_shown_once_and_only_of_the_current_and_the_last_round(
+    made: Consortium, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            rounds = [asked(made, number) for number in (1, 2, 3)]
+            desk.open_stretch(rounds)
+            async with following(made, "silo-1") as stream:
+                await stream.hear("stretch")
+                for round_ in rounds:
+                    desk.open_round(round_)
+                    batch, _, _ = batch_of(made, round_)
+                    desk.commit(round_, batch)
+                    desk.channel.close_round(void=False)
+                    if round_ is not rounds[0]:  # how the last one ended comes with the next
+                        await stream.hear("closed")
+                    for kind in ("opened", "query_chunk", "committed"):
+                        await stream.hear(kind)
+                for round_ in (rounds[0], rounds[1], rounds[2], rounds[2]):
+                    await stream.say(inspect=round_.digest)
+                current = asked(made, 4)
+                await stream.hear("closed")
+                for _ in made.study.mixes:
+                    assert (await stream.hear("passage")).passage.digest == rounds[2].digest
+                desk.open_round(current)
+                await stream.hear("opened")
+
+    run(scenario())
+
+
+def test_statements_are_shown_after_the_end_of_the_lease(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            round_ = asked(made)
+            batch, _, _ = lossy(made, round_)
+            desk.open_stretch([round_])
+            desk.open_round(round_)
+            desk.commit(round_, batch)
+            async with following(made, "silo-3") as stream:
+                for kind in ("stretch", "opened", "query_chunk", "committed"):
+                    await stream.hear(kind)
+                desk.channel.close_round(void=False)
+                desk.channel.close_lease("enough")
+                await stream.hear("closed")
+                await stream.hear("ended")
+                assert desk.channel.followers == frozenset()
+                await stream.say(inspect=round_.digest)
+                for _ in made.study.mixes:
+                    await stream.hear("passage")
+                assert await stream.is_over()  # but not for ever
+
+    run(scenario())
+
+
+# Abuse -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        channel_pb2.SiloFrame(),
+        channel_pb2.SiloFrame(follow=channel_pb2.FollowRequest(lease="lease")),
+        channel_pb2.SiloFrame(inspect=bytes(32)),
+        channel_pb2.SiloFrame(inspect=b"x" * 100_000),
+        channel_pb2.SiloFrame(tokens=channel_pb2.TokenRequest(first_round=9)),
+        channel_pb2.SiloFrame(answer=channel_pb2.CommittedAnswer(digest=bytes(32))),
+    ],
+)
+def test_a_silo_that_talks_nonsense_is_dismissed_and_the_others_stay(
+    made: Consortium, tmp_path: Path, nonsense: channel_pb2.SiloFrame
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            desk.open_stretch([asked(made)])
+            async with following(made, "silo-1") as bad, following(made, "silo-2") as good:
+                for stream in (bad, good):
+                    await stream.hear("stretch")
+                for _ in range(21):
+                    await bad.call.write(nonsense)
+                assert "nobody asked for" in (await bad.hear("ended")).ended.reason
+                assert await bad.is_over()
+                await good.say(tokens=token_request())
+                await good.hear("tokens")
+                assert desk.channel.followers == {"silo-2"}
+
+    run(scenario())
+
+
+def test_an_answer_before_the_list_or_of_somebody_not_asked_counts_for_nothing(
+    made: Consortium, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            round_ = asked(made, silos=("silo-1", "silo-2"))
+            batch, _, _ = batch_of(made, round_)
+            desk.open_stretch([round_])
+            desk.open_round(round_)
+            async with following(made, "silo-1") as one, following(made, "silo-3") as three:
+                for kind in ("stretch", "opened", "query_chunk"):
+                    await one.hear(kind)
+                await three.hear("stretch")
+                await one.say(answer=confirmed(made, round_, batch, "silo-1"))  # too early
+                await one.say(tokens=token_request())
+                await one.hear("tokens")
+                gate = desk.commit(round_, batch)
+                await three.say(answer=confirmed(made, round_, batch, "silo-3"))
+                await three.say(tokens=token_request())
+                await three.hear("tokens")
+                assert gate.confirmations == []
+                await one.say(answer=confirmed(made, round_, batch, "silo-1"))
+                await until(lambda: bool(gate.confirmations))
+
+    run(scenario())
+
+
+def test_a_request_for_thousands_of_tokens_is_not_looked_at(
+    made: Consortium, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            desk.open_stretch([asked(made)])
+            async with following(made, "silo-1") as stream:
+                await stream.hear("stretch")
+                element = blind().blinded
+                await stream.say(tokens=channel_pb2.TokenRequest(blinded=[element] * 29_000))
+                await stream.say(tokens=token_request())
+                assert len((await stream.hear("tokens")).tokens.evaluated) == 1
+
+    run(scenario())
+
+
+def test_a_silo_that_does_not_read_is_let_go(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk, following(made, "silo-1"):
+            await until(lambda: bool(desk.channel.followers))
+            for number in range(60):  # without giving it a chance to read
+                desk.open_round(asked(made, 1 + number % 5))
+            assert desk.channel.followers == frozenset()
+
+    run(scenario())
+
+
+def test_the_committed_list_is_that_of_the_current_round(made: Consortium, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            round_ = asked(made)
+            committed = channel_pb2.RoundCommitted(digest=round_.digest, list=bytes(32))
+            with pytest.raises(ValueError, match="another round"):
+                desk.channel.commit(committed, (round_pb2.HopStatement(),), None)
+
+    run(scenario())

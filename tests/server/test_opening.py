@@ -1,0 +1,152 @@
+"""Opening a batch: the sum of what silos sent, and of nothing that somebody else put there."""
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from silomix_protocol.keys import SealKey, write_secret
+from silomix_protocol.tokens import TOKEN_BYTES, issuer
+from silomix_server.opening import Opened, Opening, OpeningKeys
+from silomix_server.spool import Spool
+from silomix_server.token_desk import SEED, TokenDesk
+from support.coordinators import peeled, report_of
+from support.rounds import TOKEN_SEED, Parties, Round, make_parties, make_round
+
+PARTIES = make_parties()
+
+
+def asked(parties: Parties = PARTIES, number: int = 1) -> Round:
+    return make_round(parties.study, parties.keys["server"], number)
+
+
+def gated(round_: Round, payload: bytes) -> bytes:
+    """What is left of a report with this payload after the last mix."""
+    return peeled(round_, round_.seal(payload).sealed)
+
+
+def reported(round_: Round, value: int) -> bytes:
+    return gated(round_, round_.payload(report_of(round_.study, value)))
+
+
+def opened(
+    folder: Path, round_: Round, reports: Sequence[bytes], keys: OpeningKeys | None = None
+) -> Opened:
+    if not (folder / SEED).exists():
+        write_secret(folder / SEED, TOKEN_SEED)
+    spool = Spool(folder, len(reports[0]))
+    for report in reports:
+        spool.append(report)
+    study = round_.study
+    desk = TokenDesk(study, folder) if study.batching.tokens else None
+    try:
+        used = keys or OpeningKeys(round_.released, round_.server)
+        return Opening(round_.descriptor, used, study.mechanism(), desk).open(spool)
+    finally:
+        spool.close()
+        if desk is not None:
+            desk.close()
+
+
+def counts(result: Opened) -> dict[str, int]:
+    named = ("accepted", "unopenable", "injected", "repeated", "malformed")
+    return {name: getattr(result, name) for name in named if getattr(result, name)}
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("tokens", [True, False])
+def test_the_sum_is_that_of_the_silos_values(tmp_path: Path, gate: bool, tokens: bool) -> None:
+    round_ = asked(make_parties(gate=gate, tokens=tokens))
+    result = opened(tmp_path, round_, [reported(round_, value) for value in (1, 20, -300)])
+    assert result.total.tolist() == [-279] * len(result.total)
+    assert counts(result) == {"accepted": 3}
+    assert result.dropped == 0
+
+
+def test_a_report_without_a_token_of_this_round_is_dropped_and_counted(tmp_path: Path) -> None:
+    """Somebody in the chain has every public key and made reports of its own."""
+    round_, report = asked(), report_of(PARTIES.study, 1000)
+    own = make_round(PARTIES.study, PARTIES.keys["server"])
+    stranger = issuer(secrets.token_bytes(32), PARTIES.study.identity)
+    forged = [
+        secrets.token_bytes(TOKEN_BYTES) + report,
+        bytes(TOKEN_BYTES) + report,
+        asked(number=2).payload(report),  # a token of another round
+        Round(own.study, round_.descriptor, own.server, own.mixes, stranger).payload(report),
+    ]
+    batch = [reported(round_, 1), *(gated(round_, each) for each in forged), reported(round_, 2)]
+    result = opened(tmp_path, round_, batch)
+    assert counts(result) == {"accepted": 2, "injected": 4}
+    assert set(result.total.tolist()) == {3}
+
+
+def test_all_reports_that_share_a_token_are_dropped(tmp_path: Path) -> None:
+    """Whoever got hold of a silo's token cannot choose which report counts."""
+    round_ = asked()
+    token = round_.payload(b"")
+    shared = [gated(round_, token + report_of(PARTIES.study, value)) for value in (500, 600, 700)]
+    batch = [shared[0], reported(round_, 1), shared[1], reported(round_, 2), shared[2]]
+    result = opened(tmp_path, round_, batch)
+    assert counts(result) == {"accepted": 2, "repeated": 3}
+    assert set(result.total.tolist()) == {3}
+
+
+def test_a_token_that_came_with_nonsense_first_counts_for_nothing_after(tmp_path: Path) -> None:
+    round_ = asked()
+    token, report = round_.payload(b""), report_of(PARTIES.study, 9)
+    batch = [gated(round_, token + bytes(len(report))), gated(round_, token + report)]
+    result = opened(tmp_path, round_, [*batch, reported(round_, 4)])
+    assert counts(result) == {"accepted": 1, "malformed": 1, "repeated": 1}
+    assert set(result.total.tolist()) == {4}
+
+
+def test_garbage_and_reports_of_other_rounds_are_dropped_whole(tmp_path: Path) -> None:
+    round_, other = asked(), asked(number=2)
+    good = reported(round_, 7)
+    batch = [good, secrets.token_bytes(len(good)), reported(other, 1000)]
+    assert counts(opened(tmp_path, round_, batch)) == {"accepted": 1, "unopenable": 2}
+
+
+def test_one_wrong_release_key_opens_nothing(tmp_path: Path) -> None:
+    round_ = asked()
+    wrong = OpeningKeys([round_.released[0], SealKey.generate()], round_.server)
+    result = opened(tmp_path, round_, [reported(round_, 7)], wrong)
+    assert counts(result) == {"unopenable": 1}
+    assert not np.any(result.total)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(["silo", "injected", "shared", "garbage"]), min_size=1, max_size=8))
+def test_whatever_is_mixed_in_the_sum_is_that_of_the_silos(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str]
+) -> None:
+    round_, report = asked(), report_of(PARTIES.study, 5)
+    token, length = round_.payload(b""), len(reported(round_, 5))
+    make = {
+        "silo": lambda: reported(round_, 5),
+        "injected": lambda: gated(round_, bytes(TOKEN_BYTES) + report),
+        "shared": lambda: gated(round_, token + report),
+        "garbage": lambda: secrets.token_bytes(length),
+    }
+    result = opened(tmp_path_factory.mktemp("state"), round_, [make[kind]() for kind in kinds])
+    accepted = kinds.count("silo") + (kinds.count("shared") == 1)
+    assert (result.accepted, result.dropped) == (accepted, len(kinds) - accepted)
+    assert set(result.total.tolist()) == {5 * accepted}
+
+
+def test_a_large_batch_waits_in_a_file_that_has_no_name(tmp_path: Path) -> None:
+    report = secrets.token_bytes(2**20)
+    spool = Spool(tmp_path, len(report))
+    for number in range(6):
+        spool.append(bytes([number]) + report[1:])
+    assert list(tmp_path.iterdir()) == []
+    assert [each[0] for each in spool] == list(range(6))
+    assert spool[3][1:] == report[1:]
+    with pytest.raises(ValueError, match="1048576 bytes"):
+        spool.append(report[1:])
+    with pytest.raises(IndexError):
+        spool[6]
+    spool.close()
