@@ -79,8 +79,8 @@ def _tokens(study: Study) -> str:
         )
     return (
         "on: a report counts only with a token that the server gave to one silo for one round; "
-        "nobody in the chain can add a report, and the server cannot tell whose token came back, "
-        "whoever it works with"
+        "no mix can add a report without the server's help, and the server cannot tell whose token "
+        "came back, whoever it works with"
     )
 
 

@@ -3,8 +3,9 @@
 The silo dials the coordinator's round channel and the first mix, takes keys and tokens for the
 rounds to come, answers every round it is asked, and says whether its report is in the list that
 the coordinator committed to.  The lease ends when the coordinator says so, at its deadline, when
-the silo refuses what it is told, when its report went missing twice (then no further lease is
-taken until the operator restarts the silo), or when the channel stays broken.
+the silo refuses what it is told, when its reports go nowhere (two missing in a row, or half of the
+last rounds missing or void: then no further lease is taken until the operator restarts the silo),
+or when the channel stays broken.
 """
 
 import asyncio
