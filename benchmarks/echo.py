@@ -87,7 +87,7 @@ async def serve(
 ) -> None:
     identity = Identity.load(name, folder)
     stub = mix_pb2_grpc.MixStub(identity.channel(*following)) if following else None
-    server = identity.server(address)
+    server = identity.server(address, many_senders=name == "mix-1")
     mix_pb2_grpc.add_MixServicer_to_server(Echo(reports, bytes_out, stub), server)
     await server.start()
     await server.wait_for_termination()

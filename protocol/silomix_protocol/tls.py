@@ -30,14 +30,17 @@ _OPTIONS = [
 ]
 _SERVER_OPTIONS = [
     *_OPTIONS,
-    # A window of fixed size for every stream: probing lets a hundred senders fill the memory.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", SUBMIT_BYTES // 2),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 64),
     ("grpc.server_handshake_timeout_ms", 10_000),  # a connection without a certificate ends here
     ("grpc.compression_enabled_algorithms_bitset", 1),  # identity only: nothing is decompressed
+]
+
+
+_SMALL_WINDOWS = [  # of fixed size: probing the bandwidth lets a hundred senders fill the memory
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", SUBMIT_BYTES // 2),
 ]
 
 
@@ -80,13 +83,17 @@ class Identity:
         ]
         return grpc.aio.secure_channel(address, credentials, options=options)
 
-    def server(self, address: str) -> grpc.aio.Server:
-        """A server at `address` that only parties with a certificate can talk to."""
+    def server(self, address: str, *, many_senders: bool = False) -> grpc.aio.Server:
+        """A server at `address` that only parties with a certificate can talk to.
+
+        With `many_senders` of large messages at once, each gets little memory.
+        """
         credentials = grpc.ssl_server_credentials(
             [(self._key, self.certificate)], self.authority, require_client_auth=True
         )
         server = grpc.aio.server(
-            options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression
+            options=[*_SERVER_OPTIONS, *(_SMALL_WINDOWS if many_senders else [])],
+            compression=grpc.Compression.NoCompression,
         )
         try:
             server.add_secure_port(address, credentials)

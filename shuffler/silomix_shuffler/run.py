@@ -16,6 +16,7 @@ from silomix_protocol.tls import Identity
 from silomix_shuffler.config import InvalidConfig, MixConfig
 from silomix_shuffler.disk import Disk
 from silomix_shuffler.metrics import Metrics, MetricsServer
+from silomix_shuffler.round import place
 from silomix_shuffler.rounds import Rounds
 from silomix_shuffler.service import MixService
 from silomix_shuffler.store import Store
@@ -52,7 +53,8 @@ async def _serve(config: MixConfig) -> None:
     rounds = Rounds(
         identity, config.studies, sign_key, Disk(store), metrics, config.limits, config.grace_s
     )
-    server = identity.server(config.listen)
+    is_first = any(place(study, config.name) == 0 for study in config.studies)
+    server = identity.server(config.listen, many_senders=is_first)
     mix_pb2_grpc.add_MixServicer_to_server(MixService(rounds, sign_key, metrics), server)
     watch = None
     if config.metrics_listen is not None:
