@@ -15,8 +15,15 @@ def failures() -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        raise Failure(str(error)) from error
+        raise Failure(_sentence(error)) from error
     except Exception as error:
         if type(error).__module__.startswith("silomix") and not isinstance(error, Failure):
             raise Failure(str(error)) from error
         raise
+
+
+def _sentence(error: OSError | sqlite3.Error) -> str:
+    """What is wrong, with the file's name first if it is about a file."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -13,9 +13,9 @@ from silomix_core.study import Study, StudyId
 from silomix_proto import channel_pb2
 from silomix_protocol.complaints import Finding, check_complaint
 from silomix_protocol.descriptor import Descriptor, RefusedDescriptor, study_of
+from silomix_protocol.durable import write_durably
 
 from silomix_client.errors import SiloError
-from silomix_client.snapshot import write_durably
 
 FOLDER = "complaints"  # in the silo's state
 

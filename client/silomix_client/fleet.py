@@ -52,8 +52,7 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from silomix_protocol import logs
-
-from silomix_client.snapshot import write_durably
+from silomix_protocol.durable import write_durably
 
 RECORD = "lease"
 

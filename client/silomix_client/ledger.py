@@ -22,11 +22,12 @@ from silomix_core.accounting.budget import NOTHING, Budget, Loss
 from silomix_core.accounting.events import PrivacyEvent
 from silomix_core.study import Study, StudyId
 from silomix_protocol.descriptor import Descriptor, RoundDigest
+from silomix_protocol.durable import transaction
 
 from silomix_client import approvals, chain, reports, wallet
 from silomix_client.approvals import Approvals
 from silomix_client.config import MAIN, Policy
-from silomix_client.database import open_database, transaction
+from silomix_client.database import open_database
 from silomix_client.entries import Approval, Spending, Total, approval_line, event_line, event_of
 from silomix_client.errors import (
     BudgetExhausted,

@@ -14,10 +14,9 @@ from pathlib import Path
 from silomix_core.study import Study, StudyId
 from silomix_proto import mix_pb2, round_pb2
 from silomix_protocol.descriptor import Descriptor, RoundDigest, check
+from silomix_protocol.durable import note, write_durably
 
-from silomix_client.database import note
 from silomix_client.errors import RefusedQuery
-from silomix_client.snapshot import write_durably
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS reports (

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from silomix_core.study import StudyId
 from silomix_core.update import Records
+from silomix_protocol.durable import write_durably
 
 from silomix_client.errors import NotApproved
 
@@ -56,22 +57,6 @@ def unchanged(study: StudyId, digest: bytes, folder: Path) -> bytes:
 def forget(study: StudyId, folder: Path) -> None:
     """Delete the snapshot of a study that is answered no more."""
     _path(study, folder).unlink(missing_ok=True)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write, sync, rename: after this returns the file is whole, even after a crash."""
-    temporary = path.with_name(path.name + ".part")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _path(study: StudyId, folder: Path) -> Path:

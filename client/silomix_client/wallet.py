@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from silomix_core.study import StudyId
+from silomix_protocol.durable import transaction
 from silomix_protocol.tokens import Token
-
-from silomix_client.database import transaction
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tokens (

@@ -6,7 +6,6 @@ the process died counts as void: it is never asked again.  The exception is a ro
 *withdrawn*, since no silo ever heard of it: its number is used again, for a further attempt.
 """
 
-import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from silomix_proto import round_pb2
 from silomix_protocol.descriptor import Descriptor
+from silomix_protocol.durable import open_database, transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS attempts (
     descriptor BLOB NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (round, attempt)
 ) WITHOUT ROWID;
 """
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,7 @@ class ClosedRound:
 
 class Journal:
     def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.executescript(_SCHEMA)
+        self._database = open_database(path, _SCHEMA, _VERSION)
 
     def rounds(self) -> list[ClosedRound]:
         """Every round so far, in order."""
@@ -64,12 +62,11 @@ class Journal:
         """Durable before a mix or a silo hears of the attempt."""
         number, attempt = descriptor.round, descriptor.attempt
         signed = descriptor.digest, descriptor.encoded, descriptor.signature
-        self._database.execute("BEGIN IMMEDIATE")
-        self._database.execute("INSERT OR IGNORE INTO rounds (round) VALUES (?)", (number,))
-        self._database.execute(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", (number, attempt, *signed)
-        )
-        self._database.execute("COMMIT")
+        with transaction(self._database):
+            self._database.execute("INSERT OR IGNORE INTO rounds (round) VALUES (?)", (number,))
+            self._database.execute(
+                "INSERT INTO attempts VALUES (?, ?, ?, ?, ?)", (number, attempt, *signed)
+            )
 
     def withdrawn(self, round_number: int) -> None:
         """No silo was asked in this round, whatever its attempts."""

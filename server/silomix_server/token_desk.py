@@ -6,12 +6,12 @@ inside a report cannot be linked to what was blinded.
 """
 
 import secrets
-import sqlite3
 from pathlib import Path
 from threading import Lock
 
 from silomix_core.study import Study
 from silomix_proto import channel_pb2
+from silomix_protocol.durable import open_database, transaction
 from silomix_protocol.keys import read_secret, write_secret
 from silomix_protocol.tokens import Issuer, RefusedToken, Token, issuer
 
@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS tokens (
     silo TEXT NOT NULL, round INTEGER NOT NULL, blinded BLOB NOT NULL, PRIMARY KEY (silo, round)
 ) WITHOUT ROWID
 """
+_VERSION = 1
 
 
 class TokenDesk:
@@ -81,10 +82,7 @@ class Register:
     """What was issued, on disk."""
 
     def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute(_SCHEMA)
+        self._database = open_database(path, _SCHEMA, _VERSION, any_thread=True)
 
     def issued(self, silo: str, rounds: "range | dict[int, bytes]") -> dict[int, bytes]:
         """The blinded elements that were answered, by round."""
@@ -99,9 +97,8 @@ class Register:
     def record(self, silo: str, blinded: dict[int, bytes]) -> None:
         """One transaction; what is there already stays."""
         rows = [(silo, number, element) for number, element in blinded.items()]
-        self._database.execute("BEGIN IMMEDIATE")
-        self._database.executemany("INSERT OR IGNORE INTO tokens VALUES (?, ?, ?)", rows)
-        self._database.execute("COMMIT")
+        with transaction(self._database):
+            self._database.executemany("INSERT OR IGNORE INTO tokens VALUES (?, ?, ?)", rows)
 
     def close(self) -> None:
         self._database.close()

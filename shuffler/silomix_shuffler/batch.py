@@ -10,7 +10,7 @@ or at its deadline with at least the minimum; its order is drawn and nobody is a
 FORWARDED: its first byte may have left, so that it can never be abandoned.  RELEASED: the mix gave
 its release key away.  ABORTED: below the minimum or abandoned; nothing left and nothing will.
 PURGED: bodies and keys are gone, what happened is remembered.  A report never moves to another
-batch.  What a step changes is on disk before anybody hears of it: see `store`.
+batch.  What others rely on is on disk before they hear of it: see `store`.
 """
 
 from collections.abc import Callable, MutableSequence

@@ -83,7 +83,7 @@ def _limits(table: Table) -> Limits:
     table.finish()
     if limits.open_rounds < 1 or limits.disk_bytes <= 0 or limits.free_disk_bytes < 0:
         raise InvalidField(
-            "limits: open_rounds and disk_mb must be above 0, free_disk_mb not below"
+            "limits: open_rounds and disk_mb must be above 0, free_disk_mb not below 0"
         )
     if limits.report_s <= 0 or limits.retention_s <= 0:
         raise InvalidField("limits: report_s and retention_s must be above 0")

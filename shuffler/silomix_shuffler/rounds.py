@@ -1,8 +1,8 @@
 """The open rounds of a mix: opened once, sealed once, handed on, released, purged.
 
 Stands between the RPC edge (`service`) and the batch of each round (`batch`, without I/O): timers,
-background work and the order of steps live here.  A step is on disk (`disk`, `store`) before
-anybody hears of it.
+background work and the order of steps live here.  What others rely on is on disk (`disk`,
+`store`) before they hear of it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from silomix_protocol import logs
 from silomix_protocol.batches import IncomingBatch, chain_wait_s
 from silomix_protocol.descriptor import Descriptor, RoundDigest, check, study_of
 from silomix_protocol.keys import ForgedSignature, SealKey, SigningKey
-from silomix_protocol.roundkeys import LONGEST_STRETCH, fingerprint, sign_list
+from silomix_protocol.roundkeys import fingerprint, sign_list
 from silomix_protocol.statements import check_confirmation, sign_abandonment, sign_commitment
 from silomix_protocol.tls import Identity
 from silomix_protocol.tokens import payload_bytes
@@ -38,9 +38,10 @@ from silomix_shuffler.upload import Upload
 
 _STREAMS_PER_STUDY = 2  # of one silo: a new one may come before the old one is known to be broken
 _UNUSED_KEYS_S = 86_400.0  # how long keys wait for their round
-_KEYS_AT_HAND = 4 * LONGEST_STRETCH
 _FEW = 32  # signatures that are checked at once, without a thread of their own
 _ROUNDS_KEPT = 2  # finished ones of a study, for questions that come again
+
+_Keys = tuple[SealKey, SealKey | None, bytes]  # seal, release, their fingerprint
 
 
 class Rounds:
@@ -67,7 +68,7 @@ class Rounds:
         self._disk, self._store = disk, disk.store
         self._grace_s = grace_s
         self._rounds: dict[RoundDigest, Round] = {}
-        self._at_hand: dict[tuple[StudyId, int, int], tuple[SealKey, SealKey | None, bytes]] = {}
+        self._at_hand: dict[tuple[StudyId, int], dict[int, _Keys]] = {}  # of the last stretches
         self._opening: dict[RoundDigest, asyncio.Task[Round]] = {}
         self._attendance = Attendance()
         self._intake = Intake(disk, metrics)
@@ -104,10 +105,10 @@ class Rounds:
             gate=study.batching.gate,
         )
         keys = [_public(*each) for each in made]
-        for number, each, public in zip(rounds, made, keys, strict=True):
-            self._at_hand[study.identity, number, request.attempt] = (*each, fingerprint(public))
-        while len(self._at_hand) > _KEYS_AT_HAND:
-            del self._at_hand[next(iter(self._at_hand))]
+        self._at_hand[study.identity, request.attempt] = {
+            number: (*each, fingerprint(public))
+            for number, each, public in zip(rounds, made, keys, strict=True)
+        }
         listed = sign_list(study, request.attempt, request.first_round, keys, self._sign_key)
         return mix_pb2.PreparedRounds(list=listed, keys=keys)
 
@@ -134,7 +135,10 @@ class Rounds:
         current = self._make(study, Batch(descriptor))
         try:
             self._check_room(current)
-            current.seal_key, current.release_key = await self._disk.do(self._bind, current)
+            at_hand = self._at_hand.get((study.identity, descriptor.attempt), {})
+            keys = at_hand.pop(descriptor.round, None)
+            bound = await self._disk.do(self._bind, current, keys)
+            current.seal_key, current.release_key = bound
         except BaseException:
             current.spool.delete()
             raise
@@ -146,26 +150,22 @@ class Rounds:
         self._tasks.start(self._purge_old(study))
         return current
 
-    def _bind(self, current: Round) -> tuple[SealKey, SealKey | None]:
+    def _bind(self, current: Round, keys: "_Keys | None") -> tuple[SealKey, SealKey | None]:
         """Bind the attempt to its descriptor for good; our keys, which it names.
 
-        On the writing thread, in one go.
+        On the writing thread, in one go; the store has the last word on `keys`.
         """
         descriptor = current.batch.descriptor
         if self._store.known(descriptor.digest) is not None:
             raise WrongRound("this round is over")
-        seal_key, release_key, own = self._keys(descriptor)
+        seal_key, release_key, own = keys or self._stored_keys(descriptor)
         if seal_key is None or own != descriptor.mix_keys[current.hop]:
             raise WrongRound("this mix has no such keys for the round; ask it for keys again")
         self._store.open(descriptor, seal_key)
         return seal_key, release_key
 
-    def _keys(self, descriptor: Descriptor) -> tuple[SealKey | None, SealKey | None, bytes]:
-        """Seal and release key of an attempt and their fingerprint; the store has the last word."""
-        place = descriptor.study, descriptor.round, descriptor.attempt
-        known = self._at_hand.pop(place, None)
-        if known is not None:
-            return known
+    def _stored_keys(self, descriptor: Descriptor) -> tuple[SealKey | None, SealKey | None, bytes]:
+        """Seal and release key of an attempt, and their fingerprint."""
         seal_key, release_key = self._store.keys(descriptor)
         own = b"" if seal_key is None else fingerprint(_public(seal_key, release_key))
         return seal_key, release_key, own

@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from silomix_protocol.durable import sync_folder
+
 
 class Spool:
     """Opened reports of one length; what was written counts once `sync` has returned."""
@@ -24,22 +26,16 @@ class Spool:
     def sync(self) -> None:
         os.fdatasync(self._file)
         if not self._named:
-            self._sync_name()
+            sync_folder(self.path.parent)
+            self._named = True
 
     def rename(self, path: Path) -> None:
         """Durably under its last name: complete, or not there at all."""
         os.fdatasync(self._file)
         self.path.rename(path)
         self.path = path
-        self._sync_name()
-
-    def _sync_name(self) -> None:
+        sync_folder(path.parent)
         self._named = True
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def read(self, slots: Sequence[int]) -> Iterator[bytes]:
         """The reports of these slots, one at a time."""

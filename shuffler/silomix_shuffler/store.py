@@ -1,21 +1,21 @@
 """What a mix keeps on disk: rounds, keys, reports, so that a crash in any state loses nothing.
 
 Metadata in one SQLite file, bodies in one spool file per batch (written and synced before the
-metadata that names them).  Every method is one durable step; nothing is cached here.  Private
-round keys live from `prepare` until the batch is sealed (seal) or purged (release); deleted
-content is overwritten (secure_delete) and the write-ahead log cut short at every `tidy`.
+metadata that names them).  Every method is one step, durable where somebody relies on it; nothing
+is cached here.  Private round keys live from `prepare` until the batch is sealed (seal) or purged
+(release); deleted content is overwritten (secure_delete) and the write-ahead log cut short at
+every `tidy`.
 """
 
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from silomix_core.study import StudyId
 from silomix_proto import mix_pb2, round_pb2
 from silomix_protocol.descriptor import Descriptor, RoundDigest
+from silomix_protocol.durable import UnusableDatabase, note, open_database, transaction
 from silomix_protocol.keys import SealKey
 
 from silomix_shuffler.batch import State
@@ -73,28 +73,15 @@ class Store:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.bodies = folder / "batches"
         self.bodies.mkdir(mode=0o700, exist_ok=True)
-        path = folder / "mix.sqlite"
-        path.touch(mode=0o600)
-        self._database = sqlite3.connect(
-            path, isolation_level=None, timeout=30.0, check_same_thread=False
-        )
         try:
-            self._database.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.DatabaseError as error:
-            raise StoreBroken(f"{path}: {error}; move the folder away") from error
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute("PRAGMA secure_delete=ON")
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        (tables,) = self._database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if tables and version != _VERSION:
+            path = folder / "mix.sqlite"
+            self._database = open_database(path, _SCHEMA, _VERSION, any_thread=True)
+        except UnusableDatabase as error:
             raise StoreBroken(
-                f"{path} was made by another release (format {version}); "
-                "finish its rounds with that release, or move the folder away"
-            )
-        with self._transaction():
-            for statement in _SCHEMA.split(";"):
-                self._database.execute(statement)
-            self._database.execute(f"PRAGMA user_version = {_VERSION}")
+                f"{error}; a mix without its state does not know what it forwarded: end the "
+                "studies it served, then move the folder away"
+            ) from error
+        self._database.execute("PRAGMA secure_delete=ON")
 
     # Keys ---------------------------------------------------------------------------------------
 
@@ -105,7 +92,7 @@ class Store:
 
         Rounds go up, so unused keys of earlier rounds are thrown away.
         """
-        with self._note():
+        with note(self._database):  # lost keys are made anew
             opened = self._database.execute(
                 "SELECT round FROM rounds WHERE study = ? AND attempt = ? "
                 "AND round BETWEEN ? AND ?",
@@ -151,7 +138,7 @@ class Store:
 
     def rotate(self) -> int:
         """Throw away every key that no round uses yet; how many rounds' keys those were."""
-        with self._transaction():
+        with transaction(self._database):
             gone = self._database.execute(
                 "DELETE FROM keys WHERE NOT EXISTS (SELECT 1 FROM rounds WHERE "
                 "rounds.study = keys.study AND rounds.round = keys.round "
@@ -171,7 +158,7 @@ class Store:
         in `abandoned` the attempt is never opened at all, only remembered as aborted.
         """
         key = descriptor.study, descriptor.round, descriptor.attempt
-        with self._transaction():
+        with transaction(self._database):
             earlier = self._database.execute(
                 "SELECT attempt, state, reason FROM rounds WHERE study = ? AND round = ?", key[:2]
             ).fetchall()
@@ -212,7 +199,7 @@ class Store:
 
     def add(self, entries: Iterable[tuple[RoundDigest, Kept]]) -> None:
         """Keep reports whose bodies are synced: after this they are never lost."""
-        with self._transaction():
+        with transaction(self._database):
             self._database.executemany("INSERT INTO reports VALUES (?, ?, ?, ?, ?)", _rows(entries))
 
     def seal(
@@ -232,7 +219,7 @@ class Store:
         digest = descriptor.digest
         packed = b"".join(slot.to_bytes(4, "little") for slot in sequence)
         stated = mix_pb2.BatchHeader(digest=digest, chain=chain).SerializeToString()
-        with self._transaction():
+        with transaction(self._database):
             self._database.executemany("INSERT INTO reports VALUES (?, ?, ?, ?, ?)", _rows(entries))
             self._database.execute(
                 "UPDATE rounds SET sequence = ?, chain = ?, state = ?, reason = ?, committed = ? "
@@ -246,24 +233,24 @@ class Store:
 
     def forwarded(self, digest: RoundDigest) -> None:
         """Before the first byte of a batch leaves."""
-        with self._transaction():
+        with transaction(self._database):
             self._set_state(digest, State.FORWARDED)
 
     def delivered(self, digest: RoundDigest) -> None:
         """The next one in the chain has it: forget which report came from where."""
-        with self._transaction():
+        with transaction(self._database):
             self._forget_order(digest)
 
     def committed(self, digest: RoundDigest, list_hash: bytes) -> None:
         """Before this mix gives its word for a list."""
-        with self._transaction():
+        with transaction(self._database):
             self._database.execute(
                 "UPDATE rounds SET committed = ? WHERE digest = ?", (list_hash, digest)
             )
 
     def released(self, digest: RoundDigest, *, last: bool) -> None:
-        """Before the release key is given away; the server then has what the last mix had."""
-        with self._note():
+        """The release key is given away; the server then has what the last mix had."""
+        with note(self._database):  # who asks again gets the same key
             self._set_state(digest, State.RELEASED)
             if last:
                 self._forget_order(digest)
@@ -284,7 +271,7 @@ class Store:
         )
 
     def aborted(self, descriptor: Descriptor, reason: str) -> None:
-        with self._transaction():
+        with transaction(self._database):
             self._set_state(descriptor.digest, State.ABORTED)
             self._database.execute(
                 "UPDATE rounds SET reason = ?, sequence = NULL, chain = NULL WHERE digest = ?",
@@ -295,7 +282,7 @@ class Store:
 
     def purge(self, descriptor: Descriptor) -> None:
         """Everything but that the round was, and why it was aborted if it was."""
-        with self._note():
+        with note(self._database):  # it would be purged again
             self._set_state(descriptor.digest, State.PURGED)
             self._database.execute(
                 "UPDATE rounds SET sequence = NULL, chain = NULL WHERE digest = ?",
@@ -345,7 +332,7 @@ class Store:
         """Purge rounds and keys of studies that are not served any more."""
         served = list(studies)
         others = f"study NOT IN ({', '.join('?' * len(served))})"
-        with self._transaction():
+        with transaction(self._database):
             self._database.execute(
                 f"DELETE FROM reports WHERE digest IN (SELECT digest FROM rounds WHERE {others})",  # noqa: S608
                 served,
@@ -358,7 +345,7 @@ class Store:
 
     def expire_keys(self, seconds: float) -> None:
         """Throw away keys that were made that long ago and that no round uses."""
-        with self._transaction():
+        with transaction(self._database):
             self._database.execute(
                 "DELETE FROM keys WHERE made_at < ? AND NOT EXISTS (SELECT 1 FROM rounds WHERE "
                 "rounds.study = keys.study AND rounds.round = keys.round "
@@ -384,28 +371,6 @@ class Store:
             "DELETE FROM keys WHERE study = ? AND round = ? AND attempt = ?",
             (descriptor.study, descriptor.round, descriptor.attempt),
         )
-
-    @contextmanager
-    def _note(self) -> Iterator[None]:
-        """A transaction that outlives this process but perhaps not a power cut: nobody was
-        promised anything, and what it changes would be changed again."""
-        self._database.execute("PRAGMA synchronous=NORMAL")
-        try:
-            with self._transaction():
-                yield
-        finally:
-            self._database.execute("PRAGMA synchronous=FULL")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:  # SQLite rolls back by itself when the disk is full
-                self._database.execute("ROLLBACK")
-            raise
 
 
 def _was_aborted(state: str, reason: str | None) -> bool:

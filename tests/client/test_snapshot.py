@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from silomix.consortium import Consortium
 from silomix_client.errors import NotApproved
-from silomix_client.snapshot import freeze, thaw, write_durably
+from silomix_client.snapshot import freeze, thaw
 from silomix_core.study import StudyId
 from silomix_core.task import UNIT
 from silomix_core.update import Records
+from silomix_protocol.durable import write_durably
 from support.consortia import SMALL_TASK, write_data
 from support.silos import approved_silo, asked, no_noise, open_desk, open_ledger, opened
 

@@ -80,9 +80,8 @@ _WATCHED = (
     "ledger.py",
     "reports.py",
     "wallet.py",
-    "database.py",
     "chain.py",
-    "snapshot.py",
+    "durable.py",
 )
 
 
@@ -118,7 +117,8 @@ def _answer_until(silo_toml: str, attempt: int, line: int, largest_row: int) -> 
     def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., object] | None:
         nonlocal left
         path = Path(frame.f_code.co_filename)
-        if path.parent.name != "silomix_client" or path.name not in _WATCHED:
+        ours = path.parent.name in ("silomix_client", "silomix_protocol")
+        if not ours or path.name not in _WATCHED:
             return None
         if event == "line":
             left -= 1

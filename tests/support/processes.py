@@ -16,7 +16,7 @@ from silomix_client.entries import Spending
 from silomix_client.ledger import Ledger
 from silomix_server import results
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 def wait_until(holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
