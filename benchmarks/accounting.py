@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 
 from dp_accounting.gaussian_mechanism import get_sigma_gaussian
@@ -33,8 +32,10 @@ from silomix_core.accounting.budget import Budget
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.losses import LossName
 from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.study import Study
 from silomix_core.task import Feature, Scaling, Task
-from silomix_protocol.descriptor import RoundDigest
+from silomix_protocol.descriptor import AttemptKeys, Descriptor, issue
+from silomix_protocol.keys import SigningKey
 
 TARGET = PrivacyTarget(3.0, 3.33e-7)
 SILOS, RECORDS, DIMENSION, ROUNDS = 25, 1734, 50, 100
@@ -100,20 +101,19 @@ def uncached(function: Callable[..., object], *arguments: object, **options: obj
 
 def ledger_figures() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        study, content = sample_study(Path(folder))
+        study, content, key = sample_study(Path(folder))
         ledger = Ledger(Path(folder), Policy({MAIN: Budget(study.target)}))
         ledger.approve(Approval(study, "silo-1", b"", bytes(32)), content, datetime.now(UTC))
         approval = ledger.approval(study.identity)
-        report = StoredReport(bytes(4000), bytes(32))
         charge, bare = [], []
         plain = sqlite3.connect(Path(folder) / "plain.sqlite", isolation_level=None)
         plain.execute("PRAGMA journal_mode=WAL")
         plain.execute("PRAGMA synchronous=FULL")
         plain.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, content BLOB)")
         for number in range(1, CHARGES + 1):
-            digest = RoundDigest(sha256(number.to_bytes(4, "big")).digest())
+            report = StoredReport(descriptor(study, number, key), b"", bytes(4000), (bytes(32),))
             started = time.perf_counter()
-            ledger.charge(approval, number, digest, report, datetime.now(UTC))
+            ledger.charge(approval, report, datetime.now(UTC))
             between = time.perf_counter()
             plain.execute("INSERT INTO rows VALUES (?, ?)", (number, report.onion))
             bare.append(time.perf_counter() - between)
@@ -152,7 +152,13 @@ def sample_study(folder: Path):
         lease_deadline_s=1.0,
         wait_for_silos_s=1.0,
     )
-    return made.study, (made.folder / "study.toml").read_bytes()
+    key = SigningKey.load(made.server.parent / "sign.key")
+    return made.study, (made.folder / "study.toml").read_bytes(), key
+
+
+def descriptor(study: Study, number: int, key: SigningKey) -> Descriptor:
+    keys = AttemptKeys(bytes(32), (bytes(32),) * len(study.mixes), bytes(32))
+    return issue(study, number, 1, tuple(silo.name for silo in study.silos), b"", keys, key)
 
 
 def seconds(act: Callable[[], object], times: int) -> float:

@@ -1,7 +1,7 @@
 """What stands in a ledger: approvals, events, and what they add up to, as values and as JSON."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
@@ -49,13 +49,22 @@ class Approval:
         A little more noise than agreed is fine, less is not.
         """
         phase = self.mechanism.phase_of(round_number)
+        if phase not in self._events:
+            self._events[phase] = self._event(phase)
+        return phase, self._events[phase]
+
+    @cached_property
+    def _events(self) -> dict[int, PrivacyEvent]:
+        return {}
+
+    def _event(self, phase: int) -> PrivacyEvent:
         derived = self.mechanism.event(self.participant, phase)
         if not self.plan:
-            return phase, derived
+            return derived
         agreed, _ = planned_event(self.plan, phase)
         if derived.sensitivity > agreed.sensitivity * (1 + 1e-6):
             raise NotApproved("this release would add less noise than was agreed to")
-        return phase, agreed
+        return agreed
 
     def planned(self, budget: Budget) -> Loss:
         """What the whole study may cost."""
@@ -135,7 +144,9 @@ def plan_line(approval: Approval) -> list[dict[str, Any]]:
 
 
 def event_line(event: PrivacyEvent) -> dict[str, Any]:
-    return asdict(event) | {"scheme": event.scheme.value}
+    """The event's fields by name; nothing in it is nested."""
+    line = {each.name: getattr(event, each.name) for each in fields(event)}
+    return line | {"scheme": event.scheme.value}
 
 
 def event_of(line: dict[str, Any]) -> PrivacyEvent:

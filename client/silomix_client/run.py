@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from hashlib import sha256
 
+import uvloop
 from silomix_core.noise import prepare_tables
 from silomix_core.study import StudyId
 from silomix_protocol import logs
@@ -39,7 +40,7 @@ _LONGEST_LEASE = 64  # characters of its identity, which goes to the log
 def run(config: SiloConfig) -> None:
     """Serve approved studies; raises SiloError when this silo can do nothing."""
     logs.configure(config.name)
-    asyncio.run(_Process(config).run())
+    uvloop.run(_Process(config).run())
 
 
 def _lock(config: SiloConfig) -> int:

@@ -43,6 +43,8 @@ class FirstMix:
         return self._call
 
     async def is_there(self) -> bool:
+        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            return True
         try:
             await asyncio.wait_for(self._channel.channel_ready(), _CONNECT_S)
         except TimeoutError:

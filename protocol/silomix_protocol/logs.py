@@ -23,6 +23,8 @@ def configure(party: str) -> None:
     _LOGGER.handlers[:] = [handler]
     _LOGGER.setLevel(logging.INFO)
     _LOGGER.propagate = False
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not shown
+    logging._srcfile = None  # nor is the caller: nobody looks for it
 
 
 def event(name: str, **fields: object) -> None:
@@ -39,5 +41,7 @@ def _line(name: str, fields: dict[str, object]) -> str:
 
 def _value(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    text = "".join(char if char.isprintable() else " " for char in text).replace('"', "'")
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
+    text = text.replace('"', "'")
     return f'"{text}"' if " " in text else text

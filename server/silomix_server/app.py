@@ -1,8 +1,8 @@
 """The ServerApp that a silomix run names: Flower's side of the coordinator."""
 
-import asyncio
 from pathlib import Path
 
+import uvloop
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -15,7 +15,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = load(Path(str(context.run_config["server-config"])))
-    asyncio.run(run_study(config, grid))
+    uvloop.run(run_study(config, grid))
 
 
 def no_client_app() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from silomix_proto import round_pb2
 from silomix_protocol.descriptor import Descriptor
-from silomix_protocol.durable import open_database, transaction
+from silomix_protocol.durable import note, open_database, transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -73,10 +73,16 @@ class Journal:
         self._database.execute("DELETE FROM rounds WHERE round = ?", (round_number,))
 
     def closed(self, round_number: int, result: ClosedRound) -> None:
+        """Durable with the next opening, or when the journal is closed.
+
+        Until then a power cut makes the round void, as if the coordinator had died during it.
+        """
         total = None if result.total is None else result.total.astype("<i8").tobytes()
-        self._database.execute(
-            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (round_number, result.reports, total)
-        )
+        with note(self._database):
+            self._database.execute(
+                "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)",
+                (round_number, result.reports, total),
+            )
 
     def close(self) -> None:
         self._database.close()

@@ -8,6 +8,7 @@ import resource
 import signal
 from contextlib import suppress
 
+import uvloop
 from silomix_proto import mix_pb2_grpc
 from silomix_protocol import logs
 from silomix_protocol.keys import SigningKey, check_public_keys
@@ -28,7 +29,7 @@ _M_ARENA_MAX = -8  # malloc.h
 def run(config: MixConfig) -> None:
     logs.configure(config.name)
     _make_room()
-    asyncio.run(_serve(config))
+    uvloop.run(_serve(config))
 
 
 def rotate(config: MixConfig) -> int:

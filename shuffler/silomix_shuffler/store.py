@@ -238,7 +238,7 @@ class Store:
 
     def delivered(self, digest: RoundDigest) -> None:
         """The next one in the chain has it: forget which report came from where."""
-        with transaction(self._database):
+        with note(self._database):  # it would be handed on again
             self._forget_order(digest)
 
     def committed(self, digest: RoundDigest, list_hash: bytes) -> None:
