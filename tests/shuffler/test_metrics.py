@@ -29,6 +29,7 @@ from support.mixes import (
     submit,
     submit_all,
 )
+from support.processes import wait_until
 
 
 @pytest.fixture
@@ -83,9 +84,8 @@ def test_what_became_of_reports_and_batches_is_counted(made: Consortium) -> None
             batch = await collect(played)
             assert value(metrics, "rounds_open") == 0
             await opened_payloads(played, batch)
-            async with asyncio.timeout(10):  # released, the bodies go in the background
-                while value(metrics, "body_bytes"):
-                    await asyncio.sleep(0.01)
+            gone = "released, the bodies go in the background"
+            await asyncio.to_thread(wait_until, lambda: not value(metrics, "body_bytes"), gone)
             assert value(metrics, "reports_total", outcome="accepted") == 2
             assert value(metrics, "reports_total", outcome="dropped") == 1
             assert value(metrics, "refused_total", reason="wrong_sender") == 1
