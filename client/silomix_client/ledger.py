@@ -56,6 +56,8 @@ CREATE TABLE IF NOT EXISTS tallies (
 )
 TABLES = ("entries", "studies", "answers", "tallies", "reports", "tokens")
 
+_Asked = tuple[Approval, int, tuple[int, int]]  # whether this round may be answered in that state
+
 
 class Ledger:
     """The one writer of a silo's privacy record."""
@@ -66,6 +68,7 @@ class Ledger:
         self._approvals = Approvals(self.database)
         self.reports = ReportStore(self.database, state / "reports")
         self.wallet = Wallet(self.database)
+        self._decided: tuple[_Asked, tuple[int, PrivacyEvent]] | None = None
         self.policy = policy
 
     @property
@@ -75,6 +78,7 @@ class Ledger:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         """What was charged must count somewhere: a policy that leaves it out is refused."""
+        self._decided = None
         for name in {row[0] for row in self.database.execute("SELECT population FROM studies")}:
             if name not in policy.budgets:
                 raise InvalidConfig(
@@ -255,7 +259,22 @@ class Ledger:
         self.reports.delete_bodies(outdated)
 
     def _check(self, approval: Approval, round_number: int) -> tuple[int, PrivacyEvent]:
-        """The phase and event of a round that may be answered now; otherwise raises."""
+        """The phase and event of a round that may be answered now; otherwise raises.
+
+        Decided once for one state of the database: as long as nobody changed it, neither this
+        process nor another, the answer is the same.
+        """
+        asked = approval, round_number, self._state()
+        if self._decided is None or self._decided[0] != asked:
+            self._decided = asked, self._decide(approval, round_number)
+        return self._decided[1]
+
+    def _state(self) -> tuple[int, int]:
+        """Changes whenever the database does: by another connection, or by this one."""
+        (others,) = self.database.execute("PRAGMA data_version").fetchone()
+        return others, self.database.total_changes
+
+    def _decide(self, approval: Approval, round_number: int) -> tuple[int, PrivacyEvent]:
         study = approval.study
         if not self._approvals.is_open(study.identity):
             raise RefusedQuery("this study is closed here, or was never approved")

@@ -22,6 +22,7 @@ from silomix_server.results import MODEL, finished_model, progress
 
 _START_S = 60.0
 _POLL_S = 0.2
+_STATUS_S = 1.0  # between two questions to Flower, which cost more than a look at a file
 _UNFINISHED_S = 5.0
 
 
@@ -98,13 +99,17 @@ def _watch(
 ) -> None:
     shown = len(progress(config.state))
     patience = _UNFINISHED_S  # for the last words of a coordinator that has ended
-    while not (status := runs.status(run_id)).finished:
+    status, asked = runs.status(run_id), time.monotonic()
+    while not status.finished:
         if children["superlink"].poll() is not None or patience < 0:
             _check_children(children, config)
-        if children["serverapp"].poll() is not None:
+        ended = children["serverapp"].poll() is not None
+        if ended:
             patience -= _POLL_S
         shown = _show_progress(config, shown)
         time.sleep(_POLL_S)
+        if ended or time.monotonic() - asked > _STATUS_S:
+            status, asked = runs.status(run_id), time.monotonic()
     _show_progress(config, shown)
     if not status.completed:
         raise StudyFailed(_plain(status.details))

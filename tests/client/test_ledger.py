@@ -212,6 +212,43 @@ def test_rounding_errors_of_many_rounds_neither_stop_a_study_early_nor_let_it_go
     ledger.close()
 
 
+@pytest.mark.parametrize("kind", ["charged", "closed"])
+def test_what_another_process_wrote_between_check_and_charge_counts(
+    consortium: Consortium, config: SiloConfig, kind: str
+) -> None:
+    study = consortium.study.identity
+    ledger, other = open_ledger(config), open_ledger(config)
+    ledger.check(ledger.approval(study), 1)
+    if kind == "charged":
+        charge(other, consortium, 1)
+    else:
+        other.close_study(study, NOW)
+    with pytest.raises(RefusedQuery):
+        charge(ledger, consortium, 1)
+    assert ledger.total().rounds == (1 if kind == "charged" else 0)
+    ledger.close()
+    other.close()
+
+
+def test_what_this_process_wrote_between_two_checks_counts(
+    consortium: Consortium, ledger: Ledger
+) -> None:
+    approval = ledger.approval(consortium.study.identity)
+    ledger.check(approval, 1)
+    charge(ledger, consortium, 1)
+    with pytest.raises(RefusedQuery):
+        ledger.check(approval, 1)
+
+
+def test_a_policy_that_was_lowered_between_check_and_charge_counts(
+    consortium: Consortium, ledger: Ledger
+) -> None:
+    ledger.check(ledger.approval(consortium.study.identity), 1)
+    ledger.policy = allowing(PrivacyTarget(0.01, 1e-9))
+    with pytest.raises(BudgetExhausted):
+        charge(ledger, consortium, 1)
+
+
 def test_the_policy_holds_over_all_studies_together(
     consortium: Consortium, config: SiloConfig
 ) -> None:
