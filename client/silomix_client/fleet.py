@@ -55,6 +55,7 @@ from silomix_protocol import logs
 from silomix_protocol.durable import write_durably
 
 RECORD = "lease"
+_HALF_SENT_S = 10.0  # how long to wait for the rest of a message
 
 
 class FleetUnreachable(ConnectionError):
@@ -92,6 +93,7 @@ class FleetNode:
             contents = pull_objects(
                 [entry.object_id for entry in iterate_object_tree(tree)],
                 make_pull_object_fn_protobuf(self._client.PullObject, self._node, run_id),
+                max_time=_HALF_SENT_S,
                 initial_backoff=0.05,
             )
             confirm = make_confirm_message_received_fn_protobuf(

@@ -37,6 +37,7 @@ _FLEET = "/v1/fleet/"
 _CONTROL = "/v1/control/"
 _LARGEST_BODY = 2**20  # a silo's largest Flower message is a lease's reply
 _CONNECTIONS = 1000
+_IDLE_S = 75  # clients close idle connections after 5: never under a request that is on its way
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -156,6 +157,7 @@ def _listener(config: ServerConfig, app: Any, address: str, lifespan: Any) -> _L
             access_log=False,
             log_level="warning",
             limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=_IDLE_S,
             ssl_certfile=config.folder / "tls.crt",
             ssl_keyfile=config.folder / "tls.key",
         )

@@ -36,15 +36,17 @@ def approve_all(made: Consortium) -> None:
 
 
 @contextmanager
-def running(made: Consortium, *, server: bool = True) -> Iterator["Running"]:
-    """All processes of an approved consortium; every one is ended afterwards."""
+def running(
+    made: Consortium, *, server: bool = True, silos: int | None = None
+) -> Iterator["Running"]:
+    """All processes of an approved consortium (or its first silos), ended whatever happens."""
     logs = made.folder / "logs"
     logs.mkdir(exist_ok=True)
     with Processes(logs) as processes:
         mixes = [processes.start(Role.MIX, config) for config in made.mixes]
-        silos = [processes.start(Role.SILO, config) for config in made.silos]
+        started = [processes.start(Role.SILO, config) for config in made.silos[:silos]]
         head = processes.start(Role.SERVER, made.server) if server else None
-        yield Running(made, processes, mixes, silos, head)
+        yield Running(made, processes, mixes, started, head)
 
 
 class Running:

@@ -14,7 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 from silomix.consortium import Consortium
-from silomix_client.fleet import FleetRefused, join_fleet
+from silomix_client.fleet import (
+    FleetMessage,
+    FleetNode,
+    FleetRefused,
+    FleetUnreachable,
+    join_fleet,
+)
 from silomix_protocol.keys import generate_node_key, load_node_key
 from silomix_server import flower_run
 from silomix_server.children import end, spawn
@@ -200,6 +206,39 @@ def test_a_silo_leaves_a_lease_at_its_deadline_and_tells_flower(tmp_path: Path) 
             wait_until(lambda: replies.read_text().count("Push replies") >= 3, "Flower has them")
         finally:
             os.kill(coordinator, signal.SIGCONT)
+
+
+def test_a_reply_that_was_sent_by_half_holds_nobody_up(tmp_path: Path) -> None:
+    """A node that breaks off, or does so on purpose, between its message and what is in it."""
+    made = make_consortium(tmp_path / "c", rounds=3, minimum_batch=2)
+    approve_all(made)
+    with running(made, silos=2) as system:
+        key = load_node_key(made.silos[2].parent / "node.key")
+        address = made.study.server.fleet_address
+        wait_until(lambda: "run_started" in system.server.log.read_text(), "silos are registered")
+        with join_fleet(address, _authority(made), key, tmp_path / "node") as node:
+            node._client.PushObject = _broken_off  # type: ignore[method-assign]
+            lease = _first_message(node)
+            with pytest.raises(FleetUnreachable, match="broken off"):
+                node.reply(lease, {"silo": "silo-3", "ending": "done"})
+            assert system.server_status() == 0, system.all_logs()
+    assert len(progress(made)) == 3
+
+
+def _broken_off(*_: object, **__: object) -> None:
+    raise ConnectionError("broken off")
+
+
+def _first_message(node: FleetNode) -> FleetMessage:
+    found: list[FleetMessage] = []
+
+    def there() -> bool:
+        message = node.receive()
+        found.extend([message] if message else [])
+        return bool(found)
+
+    wait_until(there, "a lease")
+    return found[0]
 
 
 def test_a_stopped_run_ends_the_server_and_frees_the_silos(tmp_path: Path) -> None:
