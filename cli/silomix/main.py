@@ -13,7 +13,7 @@ from silomix_server.children import end_with_parent
 from silomix.failures import Failure, failures
 from silomix.hospital import Config, StudyFile, silo
 from silomix.mixing import mix
-from silomix.research import audit, plan_study
+from silomix.research import algorithms, audit, plan_study, simulate
 
 app = typer.Typer(
     help="One model from everybody's records, trusting nobody with them.\n\n"
@@ -58,10 +58,12 @@ Tokens = Annotated[
 def demo(
     silos: Annotated[int, typer.Option(min=2, max=200, help="Hospitals.")] = 5,
     mixes: Annotated[int, typer.Option(min=1, max=20, help="Mixes in the chain.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the algorithm.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, at most as many.")] = 40,
     epsilon: Annotated[float, typer.Option(help="ε of every silo's whole transcript.")] = 2.0,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
-    algorithm: Annotated[str, typer.Option(help="Algorithm of the study.")] = "noisy-mb-sgd",
+    algorithm: Annotated[
+        str, typer.Option(help="Algorithm of the study (silomix algorithms lists them).")
+    ] = "noisy-mb-sgd",
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
@@ -111,7 +113,9 @@ def demo(
         sys.exit(run_demo(options))
 
 
+app.command("algorithms")(algorithms)
 app.command("plan")(plan_study)
+app.command("simulate")(simulate)
 app.command("audit")(audit)
 
 

@@ -1,4 +1,4 @@
-"""`silomix plan` and `silomix audit`: before a study, and about a silo; no records are read."""
+"""`silomix algorithms`, `plan`, `simulate` and `audit`: before a study, and about a silo."""
 
 import sys
 from pathlib import Path
@@ -69,6 +69,109 @@ def audit(
         sys.exit(run_audit(options))
 
 
+def algorithms(
+    json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """The algorithms that a study can name: what each does, its theorem, when to use it.
+
+    Name one in the study file (algorithm.name), or try it: silomix demo --algorithm NAME.
+    """
+    from json import dumps
+
+    from rich.console import Console
+    from rich.table import Table
+    from silomix_core.algorithms.catalogue import ALGORITHMS
+
+    if json:
+        keys = ("name", "summary", "theorem", "advice", "needs_smooth")
+        print(dumps([{key: getattr(each, key) for key in keys} for each in ALGORITHMS.values()]))
+        return
+    table = Table(show_lines=True)
+    for column in ("name", "what it does", "theorem", "when to use it"):
+        table.add_column(column, no_wrap=column == "name")
+    for each in ALGORITHMS.values():
+        kinks = "" if each.needs_smooth else " Losses with kinks too."
+        table.add_row(each.name, each.summary + ".", each.theorem + ".", each.advice + kinks)
+    Console().print(table)
+
+
+def simulate(
+    algorithm: Annotated[
+        str, typer.Option(help="Algorithms (silomix algorithms lists them); several: a,b,c.")
+    ] = "noisy-mb-sgd",
+    epsilon: Annotated[
+        str, typer.Option(help="ε of every silo's whole transcript; several: 0.5,1,2,4.")
+    ] = "0.5,1,2,4",
+    delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
+    silos: Annotated[int, typer.Option(min=2, max=10_000, help="Hospitals.")] = 5,
+    participants: Annotated[
+        int | None, typer.Option(help="Silos that a round asks, drawn anew (else all).")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, at most as many.")] = 60,
+    clip: Annotated[float, typer.Option(help="Bound on the norm of a record's gradient.")] = 0.25,
+    radius: Annotated[float, typer.Option(help="Of the ball that the model is kept in.")] = 50.0,
+    ridge: Annotated[float, typer.Option(help="Of the public term ridge/2·‖w‖².")] = 0.0,
+    data: Annotated[
+        str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
+    ] = "cohorts",
+    label: Annotated[str | None, typer.Option(help="Label column of a CSV file.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trials of each, on other splits.")] = 5,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="At a time (else as many as there are cores).")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures here.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw error against ε here.")] = None,
+) -> None:
+    """Research: whole studies in one process, over algorithms, ε and seeds.
+
+    The same code as on the network (the silos' arithmetic and noise, the coordinator's algorithm,
+    the calibration), without processes, mixes and ledgers.  For example:
+
+        silomix simulate --algorithm noisy-mb-sgd,localized-accelerated --seeds 10 --png sim.png
+
+    The noise comes from a seeded generator, so that a run can be repeated: it protects nobody.
+    Use made-up or public data.
+    """
+    from os import environ
+
+    environ.setdefault("OMP_NUM_THREADS", "1")
+    from rich.console import Console
+
+    try:
+        from silomix.simulate import SimulateOptions, run_simulation
+    except ModuleNotFoundError as missing:
+        raise Failure(f"simulating needs {missing.name}; install silomix[demo]") from missing
+
+    with failures():
+        options = SimulateOptions(
+            data=data,
+            label=label,
+            silos=silos,
+            participants=participants,
+            algorithms=tuple(dict.fromkeys(algorithm.split(","))),
+            epsilons=_numbers("--epsilon", epsilon),
+            delta=delta,
+            rounds=rounds,
+            clip=clip,
+            radius=radius,
+            ridge=ridge,
+            seeds=seeds,
+            processes=processes,
+            json=json,
+            png=png,
+        )
+        run_simulation(options, Console())
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError as bad:
+        raise Failure(f"{option} {text!r}: use numbers separated by commas") from bad
+
+
 def plan_study(
     records: Annotated[int, typer.Option(help="Records of each silo (of the smallest one).")],
     silos: Annotated[int, typer.Option(help="Hospitals.")],
@@ -90,7 +193,9 @@ def plan_study(
             help="Bound on the norm of a record's gradient (else the better of usual ones)."
         ),
     ] = None,
-    algorithm: Annotated[str, typer.Option(help="Algorithm of the study.")] = "noisy-mb-sgd",
+    algorithm: Annotated[
+        str, typer.Option(help="Algorithm of the study (silomix algorithms lists them).")
+    ] = "noisy-mb-sgd",
     sampling: Annotated[
         str, typer.Option(help="Batches: full, poisson or without-replacement.")
     ] = "full",

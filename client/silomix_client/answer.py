@@ -13,11 +13,10 @@ from hashlib import sha256
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from silomix_core.losses import loss
-from silomix_core.minibatches import draw, partition
-from silomix_core.noise import RandomBytes, discrete_gaussian
+from silomix_core.noise import RandomBytes
 from silomix_core.report import encode_report
-from silomix_core.update import ClippedSum, Records, to_grid
+from silomix_core.reporting import Reporter
+from silomix_core.update import Records
 from silomix_proto import round_pb2
 from silomix_protocol import logs
 from silomix_protocol.descriptor import Descriptor
@@ -53,8 +52,14 @@ class StudyDesk:
         self._clock = clock
         self._keystream = keystream
         self._mechanism = approval.mechanism
-        self._sums = _sums_by_phase(approval, records)
-        largest = max(range(len(self._sums)), key=lambda phase: len(self._sums[phase]))
+        self._reporter = Reporter(
+            self._mechanism,
+            approval.participant,
+            records,
+            self.study.task.loss,
+            stream_of(approval.partition),
+        )
+        largest = self._reporter.largest_phase
         self._pace = Pace(lambda: self._report(np.zeros(self._mechanism.dimension), largest))
 
     def answer(self, asked: AskedRound) -> StoredReport:
@@ -106,15 +111,8 @@ class StudyDesk:
         return held.token.to_bytes()
 
     def _report(self, point: NDArray[np.float64], phase: int) -> bytes:
-        mechanism, random_bytes = self._mechanism, self._keystream()
-        clipped_sum = self._sums[phase]
-        batch = draw(mechanism.minibatch, len(clipped_sum), random_bytes)
-        mean = to_grid(
-            clipped_sum.at(point, batch),
-            mechanism.units_per_sum(self._approval.participant, phase),
-        )
-        mean += discrete_gaussian(mechanism.dimension, random_bytes)
-        return encode_report(mean, mechanism)
+        values = self._reporter.values(point, phase, self._keystream())
+        return encode_report(values, self._mechanism)
 
     def _point(self, descriptor: Descriptor, query: bytes) -> NDArray[np.float64]:
         """The point that is asked about, if the descriptor covers it and it lies in W."""
@@ -147,17 +145,3 @@ def _seal(payload: bytes, asked: AskedRound) -> StoredReport:
     except UnusableKey as error:
         raise RefusedQuery(str(error)) from error
     return StoredReport(asked.descriptor, payload, onion.sealed, onion.trail)
-
-
-def _sums_by_phase(approval: Approval, records: Records) -> list[ClippedSum]:
-    """For each phase, the sum over its own records: the split that was drawn at approval."""
-    study, phases = approval.study, approval.mechanism.phases
-    if len(phases) == 1 and phases[0].share == 1:
-        return [ClippedSum(records, loss(study.task.loss), study.clip)]
-    rows = partition(len(records), phases, stream_of(approval.partition))
-    return [
-        ClippedSum(
-            Records(records.features[part], records.labels[part]), loss(study.task.loss), study.clip
-        )
-        for part in rows
-    ]

@@ -22,12 +22,15 @@ class LossName(Enum):
 class Loss:
     """A loss of a linear score; labels are −1 and +1, |residual| never exceeds `largest_residual`.
 
+    `smoothness` bounds how fast the residual changes with the score; infinite at a kink.
+
     Both functions are total: any float64 scores (infinite ones too) give finite residuals.
     """
 
     value: Callable[[Floats, Floats], Floats]
     residual: Callable[[Floats, Floats], Floats]
     largest_residual: float
+    smoothness: float
 
 
 def loss(name: LossName) -> Loss:
@@ -44,4 +47,4 @@ def _logistic_residual(scores: Floats, labels: Floats) -> Floats:
     return result
 
 
-_LOSSES = {LossName.LOGISTIC: Loss(_logistic_value, _logistic_residual, 1.0)}
+_LOSSES = {LossName.LOGISTIC: Loss(_logistic_value, _logistic_residual, 1.0, 0.25)}

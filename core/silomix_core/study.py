@@ -8,16 +8,18 @@ to say otherwise.  `plan()` derives the frozen parameters.
 import tomllib
 from base64 import b64decode
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from math import isfinite
 from typing import NewType
 
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.algorithms.catalogue import ALGORITHMS
-from silomix_core.algorithms.seam import AlgorithmPlan
+from silomix_core.algorithms.seam import AlgorithmPlan, Setting
 from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
-from silomix_core.mechanism import Mechanism, Minibatch, Participant
+from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.setting import plan_of, setting_of
 from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -86,8 +88,9 @@ class Study:
     name: str
     task: Task
     algorithm: str
-    rounds: int
+    most_rounds: int
     radius: float
+    ridge: float
     clip: float
     target: PrivacyTarget  # of every silo that has none of its own
     minibatch: Minibatch
@@ -131,8 +134,15 @@ class Study:
             raise ValueError("two parties of a study share a key; each needs its own")
         if not 1 <= self.batching.minimum <= len(self.silos):
             raise ValueError("batch.minimum must lie between 1 and the number of silos")
-        if not 1 <= self.rounds <= 1_000_000:
+        if not 1 <= self.most_rounds <= 1_000_000:
             raise ValueError("algorithm.rounds must lie between 1 and 1000000")
+        if not (self.ridge == 0 or _LEAST <= self.ridge <= _MOST):
+            raise ValueError("algorithm.ridge must be 0 or lie between 1e-9 and 1e9")
+        if ALGORITHMS[self.algorithm].needs_smooth and not isfinite(self.task.smoothness):
+            raise ValueError(
+                f"algorithm.name: {self.algorithm} needs a loss without kinks, "
+                f"{self.task.loss.value} has one"
+            )
         if not (_LEAST <= self.radius <= _MOST and _LEAST <= self.clip <= _MOST):
             raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
         if self.minibatch.ratio < _LEAST:
@@ -142,7 +152,7 @@ class Study:
                 f"with {self.minibatch.scheme.value} batches the silos of a study can have at most "
                 f"{_MOST_SAMPLED_TARGETS} different (epsilon, delta), these have {self._targets()}"
             )
-        if self.minibatch.scheme is not Scheme.FULL and self.rounds > _MOST_SAMPLED_ROUNDS:
+        if self.minibatch.scheme is not Scheme.FULL and self.most_rounds > _MOST_SAMPLED_ROUNDS:
             kind = self.minibatch.scheme.value
             raise ValueError(
                 f"algorithm.rounds: at most {_MOST_SAMPLED_ROUNDS} with {kind} batches"
@@ -171,24 +181,45 @@ class Study:
         average = sum(each.weight for each in self.silos) / len(self.silos)
         return Participant(silo.records, silo.target or self.target, silo.weight / average)
 
+    @property
+    def setting(self) -> Setting:
+        """What algorithms derive their parameters from."""
+        return setting_of(
+            self.task,
+            [self.participant(silo) for silo in self.silos],
+            rounds=self.most_rounds,
+            radius=self.radius,
+            clip=self.clip,
+            ridge=self.ridge,
+        )
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """How the rounds use the records."""
+        return _phases(self.algorithm, self.setting)
+
+    @property
+    def rounds(self) -> int:
+        """As many as the algorithm asks for, and at most as many as the file allows."""
+        return sum(phase.rounds for phase in self.phases)
+
     def mechanism(self) -> Mechanism:
         """One noise scale for all: the largest that any silo needs."""
         return Mechanism.calibrate(
             [self.participant(silo) for silo in self.silos],
             clip=self.clip,
             dimension=self.task.dimension,
-            phases=ALGORITHMS[self.algorithm].phases(self.rounds),
+            phases=self.phases,
             minibatch=self.minibatch,
         )
 
     def algorithm_plan(self, mechanism: Mechanism) -> AlgorithmPlan:
-        return AlgorithmPlan(
-            rounds=self.rounds,
-            dimension=self.task.dimension,
-            silos=len(self.silos),
-            radius=self.radius,
-            noise=max(mechanism.sigma(phase) for phase in range(len(mechanism.phases))),
-        )
+        return plan_of(self.setting, mechanism)
+
+
+@lru_cache(maxsize=64)
+def _phases(algorithm: str, setting: Setting) -> tuple[Phase, ...]:
+    return ALGORITHMS[algorithm].phases(setting)
 
 
 def _study(top: Table, identity: StudyId) -> Study:
@@ -199,6 +230,7 @@ def _study(top: Table, identity: StudyId) -> Study:
     algorithm = top.table("algorithm")
     algorithm_name = algorithm.choice("name", ALGORITHMS)
     rounds, radius = algorithm.whole("rounds"), algorithm.number("radius")
+    ridge = algorithm.number("ridge", 0.0)
     algorithm.finish()
     privacy = top.table("privacy")
     clip = privacy.number("clip")
@@ -221,8 +253,9 @@ def _study(top: Table, identity: StudyId) -> Study:
         name=name,
         task=task,
         algorithm=algorithm_name,
-        rounds=rounds,
+        most_rounds=rounds,
         radius=radius,
+        ridge=ridge,
         clip=clip,
         target=target,
         minibatch=minibatch,

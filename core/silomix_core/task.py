@@ -14,7 +14,7 @@ from math import isfinite, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from silomix_core.losses import LossName
+from silomix_core.losses import LossName, loss
 
 FEATURE_BITS = 16
 UNIT = 2**FEATURE_BITS
@@ -109,6 +109,21 @@ class Task:
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(column for feature in self.features for column in feature.columns)
+
+    @property
+    def longest(self) -> float:
+        """Bound on the norm of an encoded record, its bias included."""
+        return sqrt(1 + self.bias**2)
+
+    @property
+    def lipschitz(self) -> float:
+        """Bound on the norm of a record's gradient, before any clipping."""
+        return loss(self.loss).largest_residual * self.longest
+
+    @property
+    def smoothness(self) -> float:
+        """Bound on how fast a record's gradient changes; infinite for a loss with kinks."""
+        return loss(self.loss).smoothness * self.longest**2
 
     def encode(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Integer feature vectors (n, dimension) of raw values (n, columns); NaN means missing.

@@ -128,8 +128,8 @@ class Coordinator:
     def _aggregate(self, number: int, result: ClosedRound) -> Aggregate | None:
         if result.total is None:
             return None
-        scale = self._mechanism.grids[self._mechanism.phase_of(number)] / result.reports
-        return Aggregate(result.total.astype(np.float64) * scale, result.reports)
+        grid = self._mechanism.grids[self._mechanism.phase_of(number)]
+        return Aggregate.of(result.total, result.reports, grid)
 
     def _report_progress(self, number: int, query: Query, outcome: Outcome, seconds: float) -> None:
         line: dict[str, object] = {

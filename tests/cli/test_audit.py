@@ -182,9 +182,9 @@ def test_noise_that_knows_the_round_before_is_seen() -> None:
 
 FAULTS = {
     "half the noise": """
-from silomix_client import answer
-draw = answer.discrete_gaussian
-answer.discrete_gaussian = lambda count, source: draw(count, source) // 2
+from silomix_core import reporting
+draw = reporting.discrete_gaussian
+reporting.discrete_gaussian = lambda count, source: draw(count, source) // 2
 """,
     "sensitivity C/n": """
 from silomix_core import mechanism

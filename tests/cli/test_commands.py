@@ -18,6 +18,7 @@ from silomix.consortium import Consortium
 from silomix.main import app
 from silomix_client.complaints import save
 from silomix_client.config import load
+from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_proto import channel_pb2
 from silomix_protocol.complaints import sign_complaint
 from silomix_protocol.statements import sign_receipt
@@ -616,3 +617,16 @@ def test_help_is_what_a_process_prints_and_needs_no_flower() -> None:
 def test_a_command_that_does_not_exist_is_an_error_of_usage(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 2
+
+
+# Algorithms ---------------------------------------------------------------------------------------
+
+
+def test_every_algorithm_is_listed_with_its_theorem_and_when_to_use_it() -> None:
+    shown = CliRunner().invoke(app, ["algorithms", "--json"])
+    assert shown.exit_code == 0
+    found = json.loads(shown.stdout)
+    assert [each["name"] for each in found] == list(ALGORITHMS)
+    assert all(each["theorem"] and each["advice"] for each in found)
+    table = CliRunner().invoke(app, ["algorithms"]).output
+    assert all(name in table for name in ALGORITHMS)

@@ -302,7 +302,7 @@ def test_a_stretch_that_the_mixes_did_not_vouch_for_as_it_is_is_refused(
 def test_a_stretch_beyond_the_study_is_refused(
     consortium: Consortium, stretches: Stretches
 ) -> None:
-    longer = replace(consortium, study=replace(consortium.study, rounds=6))
+    longer = replace(consortium, study=replace(consortium.study, most_rounds=6))
     for first, rounds in ((5, 2), (6, 1), (1, 6)):
         with pytest.raises(RefusedQuery, match="rounds of the study"):
             stretches.open(stretch_of(longer, first, rounds))
@@ -321,7 +321,7 @@ def test_a_stretch_of_later_attempts_is_refused(
 def test_a_stretch_of_more_rounds_than_anybody_may_announce_is_refused(
     consortium: Consortium, ledger: Ledger
 ) -> None:
-    longer = replace(consortium, study=replace(consortium.study, rounds=65))
+    longer = replace(consortium, study=replace(consortium.study, most_rounds=65))
     with pytest.raises(RefusedKeys, match="1 to 64"):
         Stretches(longer.study, ledger).open(stretch_of(longer))
 

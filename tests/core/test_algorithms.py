@@ -1,6 +1,7 @@
 """Noisy minibatch SGD as a generator: what it asks, what it returns, where it ends."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from math import sqrt
 
@@ -9,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
+from silomix_core.algorithms.geometry import Ball
 from silomix_core.algorithms.noisy_mb_sgd import (
     ALGORITHM,
     MOMENTUM,
     ONE_PASS,
     noisy_mb_sgd,
-    project,
     step_size,
 )
-from silomix_core.algorithms.seam import Aggregate, AlgorithmPlan, Query
+from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Query, Setting
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Phase
 from silomix_core.task import UNIT
@@ -27,12 +29,31 @@ from support.privacy_checks import SUM_UNIT, Floats, hostile_task
 
 Answer = Callable[[int, Query], Aggregate | None]
 LOGISTIC = loss(LossName.LOGISTIC)
+SETTING = Setting(
+    rounds=10,
+    dimension=3,
+    silos=4,
+    participants=4,
+    records=1000,
+    radius=5.0,
+    lipschitz=1.0,
+    smoothness=1.0,
+    target=PrivacyTarget(1.0, 1e-5),
+)
 
 
 def plan(
-    rounds: int = 10, dimension: int = 3, radius: float = 5.0, noise: float = 0.1
+    rounds: int = 10,
+    dimension: int = 3,
+    radius: float = 5.0,
+    noise: float = 0.1,
+    entry: Algorithm = ALGORITHM,
+    **changes: object,
 ) -> AlgorithmPlan:
-    return AlgorithmPlan(rounds, dimension, silos=4, radius=radius, noise=noise)
+    """Four silos of 1000 records; `noise` is that of a report, in every phase."""
+    known = replace(SETTING, rounds=rounds, dimension=dimension, radius=radius, **changes)  # type: ignore[arg-type]
+    phases = entry.phases(known)
+    return AlgorithmPlan(known, phases, (noise,) * len(phases))
 
 
 def play(agreed: AlgorithmPlan, answer: Answer, start=noisy_mb_sgd) -> tuple[list[Query], Floats]:
@@ -70,10 +91,13 @@ def test_an_algorithm_asks_as_many_queries_as_there_are_rounds(
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_of_the_catalogue_fits_the_seam(name: str) -> None:
     entry = algorithm(name)
-    queries, model = play(plan(7), random_answers(1), entry.start)
+    queries, model = play(plan(7, entry=entry), random_answers(1), entry.start)
     assert entry.name == name
     assert entry.summary
-    assert len(queries) == 7
+    assert entry.theorem
+    assert entry.advice
+    assert 1 <= len(queries) <= 7
+    assert len(queries) == sum(phase.rounds for phase in plan(7, entry=entry).phases)
     assert all(np.linalg.norm(query.point) <= 5 * (1 + 1e-9) for query in queries)
     assert np.all(np.isfinite(model))
 
@@ -83,31 +107,36 @@ def test_every_algorithm_of_the_catalogue_fits_the_seam(name: str) -> None:
 def test_the_phases_of_every_algorithm_hold_its_rounds_and_no_record_twice(
     name: str, rounds: int
 ) -> None:
-    phases = algorithm(name).phases(rounds)
-    assert sum(phase.rounds for phase in phases) == rounds
-    # 1/R is no binary fraction, yet a silo that can be split evenly uses all its records
-    assert sum(phase.records(rounds * 1000) for phase in phases) == rounds * 1000
+    records = rounds * 1000
+    phases = algorithm(name).phases(replace(SETTING, rounds=rounds, records=records))
+    assert sum(phase.rounds for phase in phases) <= rounds
+    assert sum(phase.records(records) for phase in phases) <= records
+    assert all(phase.records(records) >= 1 for phase in phases)
 
 
 def test_minibatch_sgd_uses_all_records_in_all_rounds() -> None:
-    assert ALGORITHM.phases(40) == (Phase(40, 1.0),)
+    assert ALGORITHM.phases(replace(SETTING, rounds=40)) == (Phase(40, 1.0),)
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 10])
 def test_one_pass_uses_every_record_in_one_round(rounds: int) -> None:
-    phases = ONE_PASS.phases(rounds)
+    phases = ONE_PASS.phases(replace(SETTING, rounds=rounds))
+    # 1/R is no binary fraction, yet a silo that can be split evenly uses all its records
+    assert sum(phase.records(rounds * 1000) for phase in phases) == rounds * 1000
     assert [phase.rounds for phase in phases] == [1] * rounds
     assert [phase.records(30 * rounds + rounds - 1) for phase in phases] == [30] * rounds
 
 
 def test_one_pass_asks_what_minibatch_sgd_asks() -> None:
     """They differ in the records that answer, not in the queries."""
-    first, second = (play(plan(9), random_answers(6), each.start) for each in (ALGORITHM, ONE_PASS))
+    first, second = (
+        play(plan(9, entry=each), random_answers(6), each.start) for each in (ALGORITHM, ONE_PASS)
+    )
     assert np.array_equal(first[1], second[1])
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match=r"'adam'.*noisy-mb-sgd, one-pass-mb-sgd"):
+    with pytest.raises(ValueError, match=r"'adam'.*noisy-mb-sgd, .*one-pass-mb-sgd"):
         algorithm("adam")
 
 
@@ -171,11 +200,12 @@ def test_points_and_models_stay_in_the_ball(seed: int, radius: float) -> None:
 
 @given(arrays(np.float64, 3, elements=st.floats(-1e6, 1e6)), st.floats(0.01, 100))
 def test_projection_is_idempotent_and_gives_the_nearest_point(point: Floats, radius: float) -> None:
-    projected = project(point, radius)
+    ball = Ball(np.zeros(3), radius)
+    projected = ball.nearest(point)
     norm = np.linalg.norm(point)
     assert np.linalg.norm(projected) <= radius * (1 + 1e-12)
     assert np.linalg.norm(point - projected) == pytest.approx(max(0.0, norm - radius), abs=1e-6)
-    assert project(projected, radius) == pytest.approx(projected)
+    assert ball.nearest(projected) == pytest.approx(projected)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 10, 11])
@@ -224,6 +254,9 @@ def test_later_rounds_do_not_change_queries_that_were_handed_out() -> None:
 def test_the_step_is_the_diameter_over_what_the_noise_wanders(
     rounds: int, dimension: int, silos: int, radius: float, noise: float
 ) -> None:
-    agreed = AlgorithmPlan(rounds, dimension, silos, radius, noise)
+    known = replace(
+        SETTING, rounds=rounds, dimension=dimension, silos=silos, participants=silos, radius=radius
+    )
+    agreed = AlgorithmPlan(known, (Phase(rounds),), (noise,))
     wanted = 2 * radius * sqrt(silos) / (noise * sqrt(dimension * rounds))
     assert step_size(agreed) == pytest.approx(min(wanted, 300.0))

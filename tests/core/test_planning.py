@@ -106,16 +106,19 @@ def test_the_simulation_asks_the_algorithm_with_clipped_means_and_the_mechanisms
     heard: list[Aggregate] = []
 
     def listen(asked: AlgorithmPlan) -> Steps:
-        assert (asked.rounds, asked.silos, asked.noise) == (40, 9, mechanism.sigma())
+        assert (asked.rounds, asked.setting.silos) == (40, 9)
+        assert asked.noise() == pytest.approx(mechanism.sigma() / 3)
         for _ in range(asked.rounds):
             aggregate = yield Query(point=point, model=point)
             assert aggregate is not None
             heard.append(aggregate)
         return point
 
-    spy = Algorithm("spy", "", listen, lambda rounds: (Phase(rounds),))
+    spy = Algorithm("spy", "", "", "", listen, lambda known: (Phase(known.rounds),))
+    asked = Request(9, 30, 400, delta=1e-5, epsilons=(1.0,), clip=0.3)
     data = synthetic(shape, 50.0, np.random.default_rng(1))
-    excess_errors(data, shape, spy, [mechanism], 50.0, np.random.default_rng(2))
+    cases = [(mechanism, asked.setting(1.0, 40))]
+    excess_errors(data, shape, spy, cases, np.random.default_rng(2))
     silo = ClippedSum(
         Records(data.features * UNIT, data.labels), loss(LossName.LOGISTIC), mechanism.clip
     )

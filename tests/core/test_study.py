@@ -119,8 +119,13 @@ def test_the_noise_is_what_the_smallest_silo_needs() -> None:
     assert mechanism.epsilon(largest, 1e-5) < mechanism.epsilon(middle, 1e-5) < 2
     assert (mechanism.clip, mechanism.rounds, mechanism.dimension) == (0.25, 5, 4)
     plan = study.algorithm_plan(mechanism)
-    assert (plan.rounds, plan.dimension, plan.silos, plan.radius) == (5, 4, 3, 50.0)
-    assert plan.noise == mechanism.sigma()
+    known = plan.setting
+    assert (plan.rounds, known.rounds, known.dimension, known.silos) == (5, 5, 4, 3)
+    assert (known.records, known.radius, known.lipschitz) == (40, 50.0, 0.25)
+    assert known.smoothness == pytest.approx((1 + study.task.bias**2) / 4)
+    assert known.target == PrivacyTarget(2.0, 1e-5)
+    assert plan.noises == (mechanism.sigma(),)
+    assert plan.noise() == pytest.approx(mechanism.sigma() / 3**0.5)
 
 
 def test_without_a_word_on_it_silos_are_alike_and_batches_full() -> None:
@@ -246,7 +251,8 @@ def test_a_one_pass_study_gives_every_round_its_own_records() -> None:
     assert 2 - 1e-6 < mechanism.epsilon(smallest) <= 2
     # one round of a fifth of the records: √5 less than five rounds of all, times 5 for the mean
     full = parse(study_tree()).mechanism().sigma()
-    assert study.algorithm_plan(mechanism).noise == pytest.approx(full * 5 / 5**0.5, rel=1e-4)
+    noises = study.algorithm_plan(mechanism).noises
+    assert noises == pytest.approx([full * 5 / 5**0.5] * 5, rel=1e-4)
 
 
 def test_a_study_of_drawn_batches_keeps_every_silo_s_promise() -> None:
@@ -405,7 +411,7 @@ def test_a_whole_number_beyond_all_bounds_is_refused(path: Path) -> None:
         (("task", "features", 0, "high"), 0, "task.features[0]: feature 'age': low"),
         (("task", "features", 0, "missing"), 101, "task.features[0]: feature 'age': missing"),
         (("task", "features", 1, "count"), 0, "task.features[1]: feature 'lab': count"),
-        (("algorithm", "name"), "adam", "algorithm.name: 'adam' is not one of noisy-mb-sgd"),
+        (("algorithm", "name"), "adam", "algorithm.name: 'adam' is not one of accelerated-mb-sgd"),
         (("algorithm", "rounds"), 0, "algorithm.rounds"),
         (("algorithm", "rounds"), 1_000_001, "algorithm.rounds"),
         (("algorithm", "radius"), 0, "algorithm.radius"),

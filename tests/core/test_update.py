@@ -354,7 +354,7 @@ def test_every_record_is_worked_on_whatever_the_batch() -> None:
         asked.append(len(scores))
         return LOGISTIC.residual(scores, labels)
 
-    made = ClippedSum(random_records(500, 6), Loss(LOGISTIC.value, residual, 1.0), 0.2)
+    made = ClippedSum(random_records(500, 6), Loss(LOGISTIC.value, residual, 1.0, 0.25), 0.2)
     for mask in (None, np.zeros(500, np.bool_), np.arange(500) < 3, np.ones(500, np.bool_)):
         asked.clear()
         made.at(np.ones(4), mask)

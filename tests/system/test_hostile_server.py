@@ -602,7 +602,7 @@ def the_first_twice(made: Consortium) -> channel_pb2.StretchOpened:
 
 
 def beyond_the_study(made: Consortium) -> channel_pb2.StretchOpened:
-    longer = replace(made, study=replace(made.study, rounds=ROUNDS + 1))
+    longer = replace(made, study=replace(made.study, most_rounds=ROUNDS + 1))
     return stretch_of(longer, 2, ROUNDS)
 
 

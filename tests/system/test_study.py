@@ -112,6 +112,9 @@ KINDS_OF_STUDY = {
         ('name = "noisy-mb-sgd"', 'name = "one-pass-mb-sgd"'),
         ('name = "silo-1"\nrecords = 40', 'name = "silo-1"\nrecords = 40\nweight = 3'),
     ],
+    "localized, ridge": [
+        ('name = "noisy-mb-sgd"', 'name = "localized-accelerated"\nridge = 0.01'),
+    ],
     "Poisson batches, own epsilon": [
         ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'),
         ("records = 50", "records = 50\nepsilon = 1\ndelta = 1e-5"),

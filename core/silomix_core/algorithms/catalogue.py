@@ -1,9 +1,19 @@
 """The algorithms that a study can name."""
 
-from silomix_core.algorithms import noisy_mb_sgd
+from silomix_core.algorithms import accelerated, localized, noisy_mb_sgd
 from silomix_core.algorithms.seam import Algorithm
 
-_ALL = (noisy_mb_sgd.ALGORITHM, noisy_mb_sgd.ONE_PASS)
+_ALL = (
+    noisy_mb_sgd.ALGORITHM,
+    noisy_mb_sgd.PLAIN,
+    noisy_mb_sgd.ONE_PASS,
+    accelerated.ALGORITHM,
+    accelerated.ONE_PASS,
+    accelerated.MULTI_STAGE,
+    localized.MB_SGD,
+    localized.ACCELERATED,
+    localized.SUBGRADIENT,
+)
 ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 
 

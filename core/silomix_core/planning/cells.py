@@ -1,7 +1,7 @@
 """One ε and one number of rounds: its noise, what the papers would add, its figures, its error."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, sqrt
 
@@ -10,6 +10,7 @@ import numpy as np
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import Scheme
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.seam import Setting
 from silomix_core.bounds.noise_formulas import multi_pass_sigma, one_pass_sigma
 from silomix_core.bounds.validity import OutsideValidity
 from silomix_core.central import Figure, central_figures
@@ -96,10 +97,10 @@ def cells_at(
 
 
 def simulate(
-    request: Request, mechanisms: Sequence[Mechanism], advance: Advance
+    request: Request, epsilons: Mapping[Mechanism, float], advance: Advance
 ) -> tuple[dict[Mechanism, Estimate], Simulated]:
-    """The excess error of each mechanism over the request's seeds."""
-    errors: dict[Mechanism, list[float]] = {mechanism: [] for mechanism in mechanisms}
+    """The excess error of each mechanism, given with its ε, over the request's seeds."""
+    errors: dict[Mechanism, list[float]] = {mechanism: [] for mechanism in epsilons}
     baselines = []
     for seed in range(request.seeds):
         data = synthetic(request.shape, request.radius, np.random.default_rng([seed, 0]))
@@ -109,8 +110,7 @@ def simulate(
                 data,
                 request.shape,
                 algorithm(request.algorithm),
-                same,
-                request.radius,
+                [(each, _setting(request, each, epsilons[each])) for each in same],
                 np.random.default_rng([seed, same[0].rounds]),
                 advance,
             )
@@ -178,8 +178,12 @@ def _paper_sigma(mechanism: Mechanism, participant: Participant, phase: Phase) -
 
 
 def _side_by_side(mechanisms: Iterable[Mechanism]) -> list[list[Mechanism]]:
-    """Groups of equally many rounds."""
-    groups: dict[int, list[Mechanism]] = {}
+    """Groups of like phases."""
+    groups: dict[tuple[Phase, ...], list[Mechanism]] = {}
     for mechanism in mechanisms:
-        groups.setdefault(mechanism.rounds, []).append(mechanism)
+        groups.setdefault(mechanism.phases, []).append(mechanism)
     return list(groups.values())
+
+
+def _setting(request: Request, mechanism: Mechanism, epsilon: float) -> Setting:
+    return replace(request, clip=mechanism.clip).setting(epsilon, mechanism.rounds)

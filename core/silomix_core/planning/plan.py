@@ -36,7 +36,9 @@ def plan(request: Request, advance: Advance = lambda: None) -> Plan:
         raise InvalidPlan(impossible[0].reason)
     simulated = None
     if request.simulates:
-        errors, simulated = simulate(request, [cell.mechanism for cell in cells], advance)
+        errors, simulated = simulate(
+            request, {cell.mechanism: cell.epsilon for cell in cells}, advance
+        )
         cells = tuple(replace(cell, excess_error=errors[cell.mechanism]) for cell in cells)
     return Plan(request, cells, impossible, simulated, recommend(request, cells, advance))
 
@@ -51,7 +53,7 @@ def curves(made: Plan, advance: Advance = lambda: None) -> tuple[Cell, ...]:
     pairs = {(each, best.rounds) for each in epsilons} | {(best.epsilon, each) for each in rounds}
     more, _ = cells_at(made.request, sorted(pairs - known))
     if more and made.simulated:
-        errors, _ = simulate(made.request, [cell.mechanism for cell in more], advance)
+        errors, _ = simulate(made.request, {cell.mechanism: cell.epsilon for cell in more}, advance)
         more = tuple(replace(cell, excess_error=errors[cell.mechanism]) for cell in more)
     return tuple(sorted((*made.cells, *more), key=lambda cell: (cell.epsilon, cell.rounds)))
 

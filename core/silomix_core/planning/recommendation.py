@@ -64,7 +64,7 @@ def with_best_clip(request: Request, advance: Advance) -> Request:
         clip: replace(request, clip=clip, rounds=(number,)).mechanism(epsilon, number)
         for clip in GOOD_CLIPS
     }
-    errors, _ = simulate(request, list(tried.values()), advance)
+    errors, _ = simulate(request, dict.fromkeys(tried.values(), epsilon), advance)
     best = min(tried, key=lambda clip: errors[tried[clip]].mean)
     return replace(request, clip=best)
 
@@ -111,7 +111,7 @@ def _clip_errors(
         for clip in GOOD_CLIPS
         if clip != request.clip
     ]
-    estimates, _ = simulate(request, others, advance)
+    estimates, _ = simulate(request, dict.fromkeys(others, cell.epsilon), advance)
     errors = {mechanism.clip: estimate for mechanism, estimate in estimates.items()}
     if cell.excess_error is not None:
         errors[request.clip] = cell.excess_error

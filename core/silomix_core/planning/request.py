@@ -5,8 +5,10 @@ from math import ceil, isfinite
 
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.seam import Setting
 from silomix_core.mechanism import Mechanism, Minibatch, Participant
-from silomix_core.planning.simulation import LARGEST_DIMENSION, Shape
+from silomix_core.planning.simulation import LARGEST_DIMENSION, Shape, simulated_task
+from silomix_core.setting import setting_of
 
 DEFAULT_ROUNDS = (10, 20, 40, 60, 100, 200)
 # What did best without tuning: unit-norm features 0.5, features in the unit ball 0.25
@@ -79,13 +81,23 @@ class Request:
     def participant(self, epsilon: float) -> Participant:
         return Participant(self.records, PrivacyTarget(epsilon, self.delta))
 
+    def setting(self, epsilon: float, rounds: int) -> Setting:
+        """What an algorithm knows of the study of one cell."""
+        return setting_of(
+            simulated_task(self.dimension),
+            [self.participant(epsilon)] * self.silos,
+            rounds=rounds,
+            radius=self.radius,
+            clip=self.clip,
+        )
+
     def mechanism(self, epsilon: float, rounds: int) -> Mechanism:
         """The mechanism of one cell, or CalibrationImpossible."""
         return Mechanism.calibrate(
             [self.participant(epsilon)],
             clip=self.clip,
             dimension=self.dimension,
-            phases=algorithm(self.algorithm).phases(rounds),
+            phases=algorithm(self.algorithm).phases(self.setting(epsilon, rounds)),
             minibatch=self.minibatch,
         )
 

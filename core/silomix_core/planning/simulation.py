@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.accounting.events import Scheme
-from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan
+from silomix_core.algorithms.seam import Aggregate, Algorithm, Setting
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism
 from silomix_core.pooled import logistic_regression
+from silomix_core.setting import plan_of
 from silomix_core.task import UNIT, Feature, Scaling, Task
 
 Floats = NDArray[np.float64]
@@ -71,15 +72,20 @@ class Synthetic:
         return float(np.mean(np.where(positive, 1 - self.test_chances, self.test_chances)))
 
 
-def synthetic(shape: Shape, radius: float, rng: np.random.Generator) -> Synthetic:
-    """Records whose best model lies well inside the ball of that radius."""
-    task = Task(
+def simulated_task(dimension: int) -> Task:
+    """Logistic regression on features within [−1, 1], scaled into the unit ball."""
+    return Task(
         loss=LossName.LOGISTIC,
         label="label",
-        features=(Feature("x", -1.0, 1.0, 0.0, count=shape.dimension - 1),),
+        features=(Feature("x", -1.0, 1.0, 0.0, count=dimension - 1),),
         scaling=Scaling.UNIT_BALL,
         bias=_BIAS,
     )
+
+
+def synthetic(shape: Shape, radius: float, rng: np.random.Generator) -> Synthetic:
+    """Records whose best model lies well inside the ball of that radius."""
+    task = simulated_task(shape.dimension)
     columns = shape.dimension - 1
     direction = rng.standard_normal(columns)
     norm = min(_SCORE_DEVIATION * sqrt(3 * columns), 0.8 * radius)  # a coordinate varies by 1/3
@@ -102,20 +108,22 @@ def excess_errors(
     data: Synthetic,
     shape: Shape,
     algorithm: Algorithm,
-    mechanisms: Sequence[Mechanism],
-    radius: float,
+    cases: Sequence[tuple[Mechanism, Setting]],
     rng: np.random.Generator,
     advance: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Excess error of one run for each mechanism; they may differ in clip and noise only.
 
+    What the algorithm derives its parameters from comes with each.
+
     The runs go side by side through the same rounds, with the same batches and, up to its scale,
     the same noise: their differences say more than each alone.
     """
+    mechanisms = [mechanism for mechanism, _ in cases]
     first = mechanisms[0]
     if any((each.minibatch, each.phases) != (first.minibatch, first.phases) for each in mechanisms):
         raise ValueError("runs side by side need the same batches and phases")
-    runs = [algorithm.start(_algorithm_plan(each, shape, radius)) for each in mechanisms]
+    runs = [algorithm.start(plan_of(setting, mechanism)) for mechanism, setting in cases]
     queries = [next(run) for run in runs]
     models: list[Floats] = []
     clips = np.array([each.clip for each in mechanisms])
@@ -135,16 +143,6 @@ def excess_errors(
                 models.append(end.value)
         advance()
     return [data.error(model) - data.baseline_error for model in models]
-
-
-def _algorithm_plan(mechanism: Mechanism, shape: Shape, radius: float) -> AlgorithmPlan:
-    return AlgorithmPlan(
-        rounds=mechanism.rounds,
-        dimension=shape.dimension,
-        silos=shape.silos,
-        radius=radius,
-        noise=max(mechanism.sigma(phase) for phase in range(len(mechanism.phases))),
-    )
 
 
 def _pools(mechanism: Mechanism, records: int, rng: np.random.Generator) -> list[Rows]:

@@ -1,0 +1,287 @@
+"""`silomix simulate`: studies in one process, many at a time, over algorithms, ε and seeds.
+
+Every trial is the study that the network would run: the silos' own reporters, the coordinator's own
+algorithm, the same calibration.  Trials of one seed share the split into silos and hold-out, so
+their differences say more than each alone.
+"""
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as Shown
+from silomix_core.accounting.composition import CalibrationImpossible
+from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.federation import run_study
+from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.reporting import Reporter
+from silomix_core.setting import plan_of, setting_of
+from silomix_core.update import Records
+
+from silomix.demo.data import load
+from silomix.demo.evaluate import error, majority_error, pooled_error
+from silomix.demo.tables import DemoData, Floats
+from silomix.failures import Failure
+
+_MOST_TRIALS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    data: str
+    label: str | None
+    silos: int
+    participants: int | None  # asked in each round; all unless given
+    algorithms: tuple[str, ...]
+    epsilons: tuple[float, ...]
+    delta: float
+    rounds: int
+    clip: float
+    radius: float
+    ridge: float
+    seeds: int
+    processes: int | None
+    json: Path | None
+    png: Path | None
+
+    def check(self) -> None:
+        """Failure for what can be known to be wrong before anything runs."""
+        for name in self.algorithms:
+            algorithm(name)
+        for epsilon in self.epsilons:
+            PrivacyTarget(epsilon, self.delta)
+        if self.participants is not None and not 1 <= self.participants <= self.silos:
+            raise Failure(f"--participants {self.participants}: use 1 to {self.silos}, the silos")
+        trials = len(self.algorithms) * len(self.epsilons) * self.seeds
+        if not 1 <= trials <= _MOST_TRIALS:
+            raise Failure(f"{trials} trials: use at least 1 and at most {_MOST_TRIALS}")
+        for path in (self.json, self.png):
+            if path is not None and not path.resolve().parent.is_dir():
+                raise Failure(f"{path}: there is no such folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    algorithm: str
+    epsilon: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a trial: the hold-out error of its model and of the pooled one."""
+
+    trial: Trial
+    rounds: int
+    error: float
+    pooled_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """All seeds of one algorithm and ε; errors in percent, ± a standard deviation over seeds."""
+
+    algorithm: str
+    epsilon: float
+    rounds: int
+    error: float
+    deviation: float | None
+    excess: float  # over the pooled model of the same seed
+    excess_margin: float | None  # half the width of its 95 % interval
+
+
+def run_simulation(options: SimulateOptions, console: Console) -> list[Line]:
+    """All trials on all cores, then the table, the JSON and the picture."""
+    try:
+        options.check()
+    except ValueError as bad:
+        raise Failure(str(bad)) from bad
+    data = load(options.data, options.label, options.silos, seed=1)
+    console.print(f"{data.name}: {data.describes}")
+    outcomes = list(_all_trials(options, console))
+    lines = _lines(options, outcomes)
+    console.print(_table(lines, options, outcomes, majority_error(data)))
+    if options.json is not None:
+        rows = [asdict(line) for line in lines]
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    if options.png is not None:
+        _draw(lines, outcomes, options, options.png)
+        console.print(f"the picture is in {options.png}")
+    return lines
+
+
+def _all_trials(options: SimulateOptions, console: Console) -> Iterable[Outcome]:
+    trials = [
+        Trial(name, epsilon, seed)
+        for seed in range(1, options.seeds + 1)
+        for epsilon in options.epsilons
+        for name in options.algorithms
+    ]
+    workers = min(options.processes or os.cpu_count() or 1, len(trials))
+    if workers == 1:
+        yield from (run_trial(options, trial) for trial in trials)
+        return
+    columns = (TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has a core of its own
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context) as pool:
+        waiting = [pool.submit(run_trial, options, trial) for trial in trials]
+        with Progress(*columns, console=console, transient=True) as progress:
+            shown = progress.add_task("", total=len(trials))
+            try:
+                for done in as_completed(waiting):
+                    progress.advance(shown)
+                    yield done.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
+    """One study on the split of this seed."""
+    data, pooled = _split(options.data, options.label, options.silos, trial.seed)
+    task, entry = data.task, algorithm(trial.algorithm)
+    target = PrivacyTarget(trial.epsilon, options.delta)
+    participants = [Participant(len(silo), target) for silo in data.silos]
+    setting = setting_of(
+        task,
+        participants,
+        rounds=options.rounds,
+        radius=options.radius,
+        clip=options.clip,
+        ridge=options.ridge,
+        asked=options.participants,
+    )
+    try:
+        mechanism = Mechanism.calibrate(
+            participants,
+            clip=options.clip,
+            dimension=task.dimension,
+            phases=entry.phases(setting),
+        )
+    except CalibrationImpossible as impossible:
+        where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
+        raise Failure(f"{where}: {impossible}") from impossible
+    rng = np.random.default_rng([trial.seed, 7])
+    reporters = [
+        Reporter(
+            mechanism,
+            participant,
+            Records(task.encode(silo.values), 2 * silo.labels - 1),
+            task.loss,
+            rng.bytes,
+        )
+        for participant, silo in zip(participants, data.silos, strict=True)
+    ]
+    model = run_study(entry, plan_of(setting, mechanism), mechanism, reporters, rng)
+    return Outcome(trial, mechanism.rounds, error(model, data.holdout, task), pooled)
+
+
+@lru_cache(maxsize=4)
+def _split(name: str, label: str | None, silos: int, seed: int) -> tuple[DemoData, float]:
+    data = load(name, label, silos, seed)
+    return data, pooled_error(data)
+
+
+def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
+    lines = []
+    for name in options.algorithms:
+        for epsilon in options.epsilons:
+            found = [
+                each
+                for each in outcomes
+                if (each.trial.algorithm, each.trial.epsilon) == (name, epsilon)
+            ]
+            errors = 100 * np.array([each.error for each in found])
+            excess = errors - 100 * np.array([each.pooled_error for each in found])
+            many = len(found) > 1
+            lines.append(
+                Line(
+                    algorithm=name,
+                    epsilon=epsilon,
+                    rounds=found[0].rounds,
+                    error=float(errors.mean()),
+                    deviation=float(errors.std(ddof=1)) if many else None,
+                    excess=float(excess.mean()),
+                    excess_margin=_margin(excess) if many else None,
+                )
+            )
+    return lines
+
+
+def _margin(values: Floats) -> float:
+    """Half the width of a 95 % interval for the mean (Student's t)."""
+    from scipy.stats import t
+
+    spread = float(values.std(ddof=1)) / sqrt(len(values))
+    return float(t.ppf(0.975, len(values) - 1)) * spread
+
+
+def _table(
+    lines: Sequence[Line], options: SimulateOptions, outcomes: Sequence[Outcome], majority: float
+) -> Shown:
+    pooled = 100 * float(np.mean([each.pooled_error for each in outcomes]))
+    asked = options.participants or options.silos
+    table = Shown(
+        title=f"test error in %, {options.seeds} seeds; {options.silos} silos, {asked} asked in a "
+        f"round, δ = {options.delta:g}",
+        caption=f"without privacy, all records together: {pooled:.2f}; the commoner label: "
+        f"{100 * majority:.2f}.  ε: one record replaced, whole transcript of a silo, against "
+        "everybody else",
+    )
+    for column in ("algorithm", "ε", "rounds", "error ± sd", "over pooled, 95 %"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right")
+    for line in lines:
+        spread = "" if line.deviation is None else f" ± {line.deviation:.2f}"
+        margin = "" if line.excess_margin is None else f" ± {line.excess_margin:.2f}"
+        table.add_row(
+            line.algorithm,
+            f"{line.epsilon:g}",
+            str(line.rounds),
+            f"{line.error:.2f}{spread}",
+            f"{line.excess:+.2f}{margin}",
+        )
+    return table
+
+
+def _draw(
+    lines: Sequence[Line], outcomes: Sequence[Outcome], options: SimulateOptions, png: Path
+) -> None:
+    try:
+        import matplotlib
+    except ModuleNotFoundError as missing:
+        raise Failure("the picture needs matplotlib; install silomix[demo]") from missing
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    for name in options.algorithms:
+        own = [line for line in lines if line.algorithm == name]
+        axes.errorbar(
+            [line.epsilon for line in own],
+            [line.error for line in own],
+            [line.deviation or 0.0 for line in own],
+            marker="o",
+            capsize=3,
+            label=name,
+        )
+    pooled = 100 * float(np.mean([each.pooled_error for each in outcomes]))
+    axes.axhline(pooled, color="black", linestyle=":", label="all records together, no privacy")
+    axes.set_xscale("log")
+    axes.set_xticks(options.epsilons, [f"{epsilon:g}" for epsilon in options.epsilons])
+    axes.minorticks_off()
+    axes.set_xlabel(f"ε of every silo's whole transcript (δ = {options.delta:g})")
+    axes.set_ylabel("test error, %")
+    axes.legend(frameon=False)
+    figure.savefig(png, dpi=150)
+    plt.close(figure)

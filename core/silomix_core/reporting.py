@@ -1,0 +1,59 @@
+"""A silo's answer to one query: its batch, the clipped sum, the grid, the noise.
+
+Stands between the frozen snapshot and the bytes of a report; the silo's process and a simulation
+in one process use the same.  Which records belong to which phase is drawn once, from the secret of
+the approval; which of them take part in a round, and the noise, from the random bytes of the round.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silomix_core.losses import LossName, loss
+from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.minibatches import draw, partition
+from silomix_core.noise import RandomBytes, discrete_gaussian
+from silomix_core.update import ClippedSum, Records, to_grid
+
+Floats = NDArray[np.float64]
+
+
+class Reporter:
+    """Answers queries about one silo's records, each time with fresh noise."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        participant: Participant,
+        records: Records,
+        loss_name: LossName,
+        phase_bytes: RandomBytes,
+    ) -> None:
+        self._mechanism, self._participant = mechanism, participant
+        self._sums = [
+            ClippedSum(each, loss(loss_name), mechanism.clip)
+            for each in _by_phase(mechanism, records, phase_bytes)
+        ]
+
+    @property
+    def largest_phase(self) -> int:
+        return max(range(len(self._sums)), key=lambda phase: len(self._sums[phase]))
+
+    def values(self, point: Floats, phase: int, random_bytes: RandomBytes) -> NDArray[np.int64]:
+        """The integers of a report about this point."""
+        mechanism, clipped_sum = self._mechanism, self._sums[phase]
+        batch = draw(mechanism.minibatch, len(clipped_sum), random_bytes)
+        mean = to_grid(
+            clipped_sum.at(point, batch), mechanism.units_per_sum(self._participant, phase)
+        )
+        mean += discrete_gaussian(mechanism.dimension, random_bytes)
+        return mean
+
+
+def _by_phase(mechanism: Mechanism, records: Records, phase_bytes: RandomBytes) -> list[Records]:
+    phases = mechanism.phases
+    if len(phases) == 1 and phases[0].share == 1:
+        return [records]
+    return [
+        Records(records.features[rows], records.labels[rows])
+        for rows in partition(len(records), phases, phase_bytes)
+    ]

@@ -1,0 +1,89 @@
+"""`silomix simulate`: what it prints, that it repeats itself, and what it refuses."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from silomix.main import app
+from silomix.simulate import SimulateOptions, Trial, run_trial
+from silomix_core.algorithms.catalogue import ALGORITHMS
+from typer.testing import CliRunner
+
+SMALL = SimulateOptions(
+    data="breast-cancer",
+    label=None,
+    silos=3,
+    participants=None,
+    algorithms=("noisy-mb-sgd",),
+    epsilons=(4.0,),
+    delta=1e-5,
+    rounds=20,
+    clip=0.25,
+    radius=50.0,
+    ridge=0.0,
+    seeds=1,
+    processes=1,
+    json=None,
+    png=None,
+)
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_algorithm_learns_something(name: str) -> None:
+    """The commoner label is wrong for 37 of 100; the same seed gives the same model."""
+    options = replace(SMALL, rounds=60 if "one-pass" in name else 200)
+    first, again = (run_trial(options, Trial(name, 50.0, 3)) for _ in range(2))
+    assert first == again
+    assert first.rounds <= options.rounds
+    assert first.pooled_error < 0.1
+    assert first.error < 0.3
+
+
+def test_more_privacy_costs_error() -> None:
+    errors = [
+        np.mean([run_trial(SMALL, Trial("noisy-mb-sgd", epsilon, seed)).error for seed in (1, 2)])
+        for epsilon in (0.02, 20.0)
+    ]
+    assert errors[0] > errors[1] + 0.05
+
+
+def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Path) -> None:
+    arguments = [
+        *("simulate", "--data", "breast-cancer", "--silos", "3", "--participants", "2"),
+        *("--algorithm", "noisy-mb-sgd,localized-mb-sgd", "--epsilon", "2,8", "--seeds", "2"),
+        *("--rounds", "12", "--processes", "2"),
+        *("--json", str(tmp_path / "sim.json"), "--png", str(tmp_path / "sim.png")),
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    lines = json.loads((tmp_path / "sim.json").read_text())
+    assert [(line["algorithm"], line["epsilon"]) for line in lines] == [
+        ("noisy-mb-sgd", 2.0),
+        ("noisy-mb-sgd", 8.0),
+        ("localized-mb-sgd", 2.0),
+        ("localized-mb-sgd", 8.0),
+    ]
+    for line in lines:
+        assert 0 < line["error"] < 60
+        assert line["excess_margin"] > 0
+    assert "one record replaced" in " ".join(result.output.split())
+    assert (tmp_path / "sim.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["--algorithm", "adam"], "unknown algorithm 'adam'"),
+        (["--epsilon", "one"], "--epsilon 'one': use numbers separated by commas"),
+        (["--epsilon", "-1"], "epsilon"),
+        (["--participants", "9"], "--participants 9: use 1 to 5"),
+        (["--data", "nowhere"], "no data set 'nowhere'"),
+        (["--json", "no/such/folder/x.json"], "there is no such folder"),
+    ],
+)
+def test_bad_input_gets_one_line(changes: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", *changes])
+    assert result.exit_code != 0
+    assert says in str(result.exception) + result.output
