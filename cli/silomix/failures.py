@@ -14,6 +14,8 @@ def failures() -> Iterator[None]:
     """Our own errors and the machine's become a `Failure`; a bug keeps its traceback."""
     try:
         yield
+    except BrokenPipeError:  # whoever read our output has left: click ends without a word
+        raise
     except (OSError, sqlite3.Error) as error:
         raise Failure(_sentence(error)) from error
     except Exception as error:

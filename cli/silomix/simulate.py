@@ -264,7 +264,7 @@ def _draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.0, 4.5), layout="constrained")
     for name in options.algorithms:
         own = [line for line in lines if line.algorithm == name]
         axes.errorbar(
@@ -282,6 +282,6 @@ def _draw(
     axes.minorticks_off()
     axes.set_xlabel(f"ε of every silo's whole transcript (δ = {options.delta:g})")
     axes.set_ylabel("test error, %")
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right center", frameon=False)
     figure.savefig(png, dpi=150)
     plt.close(figure)
