@@ -38,6 +38,7 @@ class StudyChoices:
     deadline_s: float
     gate: bool = True
     tokens: bool = True
+    participants: int | None = None  # silos that a round asks; all unless given
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,8 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "name": choices.algorithm,
             "rounds": choices.rounds,
             "radius": choices.radius,
-        },
+        }
+        | ({"participants": choices.participants} if choices.participants else {}),
         "privacy": {
             "clip": choices.clip,
             "epsilon": choices.target.epsilon,

@@ -27,7 +27,8 @@ def describe_study(study: Study) -> str:
         f"identity         {study.identity.hex()}",
         f"learns           {_short(study.task.label)} ({study.task.loss.value}) from {shown}{more}",
         f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}",
-        f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records",
+        f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records"
+        + _asked(study),
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
         f"a batch has at least {study.batching.minimum} reports",
         *_filled("gate", _gate(study)),
@@ -266,6 +267,12 @@ def _batches(mechanism: Mechanism) -> str:
             f", {mechanism.minibatch.scheme.value} batches of {100 * mechanism.minibatch.ratio:g} %"
         )
     return parts
+
+
+def _asked(study: Study) -> str:
+    if study.participants == len(study.silos):
+        return ""
+    return f"; a round asks {study.participants} of them, drawn anew"
 
 
 def _exceptions(study: Study) -> str:

@@ -69,6 +69,9 @@ def demo(
     ] = "cohorts",
     label: Annotated[str | None, typer.Option(help="Label column of a CSV file.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, never of noise.")] = 1,
+    participants: Annotated[
+        int | None, typer.Option(min=2, help="Silos that a round asks, drawn anew (else all).")
+    ] = None,
     minimum_batch: Annotated[
         int | None,
         typer.Option(min=1, help="Fewest reports that a batch may have (else 80 % of the silos)."),
@@ -102,6 +105,7 @@ def demo(
             data=data,
             label=label,
             seed=seed,
+            participants=participants,
             minimum_batch=minimum_batch,
             gate=gate,
             tokens=tokens,

@@ -111,6 +111,7 @@ def simulate(
     clip: Annotated[float, typer.Option(help="Bound on the norm of a record's gradient.")] = 0.25,
     radius: Annotated[float, typer.Option(help="Of the ball that the model is kept in.")] = 50.0,
     ridge: Annotated[float, typer.Option(help="Of the public term ridge/2·‖w‖².")] = 0.0,
+    loss: Annotated[str, typer.Option(help="logistic or hinge.")] = "logistic",
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
@@ -157,6 +158,7 @@ def simulate(
             clip=clip,
             radius=radius,
             ridge=ridge,
+            loss=loss,
             seeds=seeds,
             processes=processes,
             json=json,

@@ -10,9 +10,9 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.federation import run_study
+from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.reporting import Reporter
 from silomix_core.setting import plan_of, setting_of
@@ -49,6 +50,7 @@ class SimulateOptions:
     clip: float
     radius: float
     ridge: float
+    loss: str
     seeds: int
     processes: int | None
     json: Path | None
@@ -56,8 +58,12 @@ class SimulateOptions:
 
     def check(self) -> None:
         """Failure for what can be known to be wrong before anything runs."""
+        if self.loss not in [each.value for each in LossName]:
+            known = ", ".join(each.value for each in LossName)
+            raise Failure(f"--loss {self.loss!r}: use one of {known}")
         for name in self.algorithms:
-            algorithm(name)
+            if algorithm(name).needs_smooth and not isfinite(loss(LossName(self.loss)).smoothness):
+                raise Failure(f"{name} needs a loss without kinks, {self.loss} has one")
         for epsilon in self.epsilons:
             PrivacyTarget(epsilon, self.delta)
         if self.participants is not None and not 1 <= self.participants <= self.silos:
@@ -150,7 +156,7 @@ def _all_trials(options: SimulateOptions, console: Console) -> Iterable[Outcome]
 def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     """One study on the split of this seed."""
     data, pooled = _split(options.data, options.label, options.silos, trial.seed)
-    task, entry = data.task, algorithm(trial.algorithm)
+    task, entry = replace(data.task, loss=LossName(options.loss)), algorithm(trial.algorithm)
     target = PrivacyTarget(trial.epsilon, options.delta)
     participants = [Participant(len(silo), target) for silo in data.silos]
     setting = setting_of(

@@ -7,6 +7,7 @@ clipping needs no per-record gradient.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ Floats = NDArray[np.float64]
 
 class LossName(Enum):
     LOGISTIC = "logistic"
+    HINGE = "hinge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +49,17 @@ def _logistic_residual(scores: Floats, labels: Floats) -> Floats:
     return result
 
 
-_LOSSES = {LossName.LOGISTIC: Loss(_logistic_value, _logistic_residual, 1.0, 0.25)}
+def _hinge_value(scores: Floats, labels: Floats) -> Floats:
+    return np.maximum(0.0, 1.0 - labels * scores)
+
+
+def _hinge_residual(scores: Floats, labels: Floats) -> Floats:
+    """A subgradient: 0 at the kink."""
+    result: Floats = -labels * (labels * scores < 1.0)
+    return result
+
+
+_LOSSES = {
+    LossName.LOGISTIC: Loss(_logistic_value, _logistic_residual, 1.0, 0.25),
+    LossName.HINGE: Loss(_hinge_value, _hinge_residual, 1.0, inf),
+}

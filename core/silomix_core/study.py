@@ -91,6 +91,7 @@ class Study:
     most_rounds: int
     radius: float
     ridge: float
+    participants: int  # silos that a round asks, drawn anew for each
     clip: float
     target: PrivacyTarget  # of every silo that has none of its own
     minibatch: Minibatch
@@ -134,6 +135,10 @@ class Study:
             raise ValueError("two parties of a study share a key; each needs its own")
         if not 1 <= self.batching.minimum <= len(self.silos):
             raise ValueError("batch.minimum must lie between 1 and the number of silos")
+        if not self.batching.minimum <= self.participants <= len(self.silos):
+            raise ValueError(
+                "algorithm.participants must lie between batch.minimum and the number of silos"
+            )
         if not 1 <= self.most_rounds <= 1_000_000:
             raise ValueError("algorithm.rounds must lie between 1 and 1000000")
         if not (self.ridge == 0 or _LEAST <= self.ridge <= _MOST):
@@ -191,6 +196,7 @@ class Study:
             radius=self.radius,
             clip=self.clip,
             ridge=self.ridge,
+            asked=self.participants,
         )
 
     @property
@@ -231,6 +237,8 @@ def _study(top: Table, identity: StudyId) -> Study:
     algorithm_name = algorithm.choice("name", ALGORITHMS)
     rounds, radius = algorithm.whole("rounds"), algorithm.number("radius")
     ridge = algorithm.number("ridge", 0.0)
+    silos = tuple(_silo(row) for row in top.tables("silos"))
+    participants = algorithm.whole("participants", len(silos))
     algorithm.finish()
     privacy = top.table("privacy")
     clip = privacy.number("clip")
@@ -244,7 +252,6 @@ def _study(top: Table, identity: StudyId) -> Study:
         tokens=batch.flag("tokens", default=True),
     )
     batch.finish()
-    silos = tuple(_silo(row) for row in top.tables("silos"))
     mixes = tuple(_mix(row) for row in top.tables("mixes"))
     server = _server(top.table("server"))
     top.finish()
@@ -256,6 +263,7 @@ def _study(top: Table, identity: StudyId) -> Study:
         most_rounds=rounds,
         radius=radius,
         ridge=ridge,
+        participants=participants,
         clip=clip,
         target=target,
         minibatch=minibatch,

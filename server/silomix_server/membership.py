@@ -45,6 +45,7 @@ class Membership:
         self._lease_ends = 0.0
         self._stretch: Stretch | None = None
         self._gone: frozenset[str] = frozenset()
+        self._drawn: tuple[int, frozenset[str]] = (0, frozenset())  # for which round, and whom
 
     async def open(self, round_number: int, *, tried_before: bool = False) -> None:
         """A lease, and a stretch that covers the round unless it was tried before.
@@ -60,7 +61,7 @@ class Membership:
         self._lease_left -= 1
 
     async def silos(self, round_number: int) -> frozenset[str]:
-        """Those who can answer the round now; StudyFailed if they are too few."""
+        """Those whom the round asks, out of all who can answer; StudyFailed if they are too few."""
         minimum = self._study.batching.minimum
         ready = self._channel.ready(round_number)
         if len(ready) < minimum:
@@ -74,7 +75,17 @@ class Membership:
             )
         if self._lease is not None:
             self._gone = self._lease.silos - ready
-        return ready
+        return self._draw(round_number, ready)
+
+    def _draw(self, round_number: int, ready: frozenset[str]) -> frozenset[str]:
+        """As many as the study asks in a round, at random; the same ones for a further attempt."""
+        number, before = self._drawn
+        kept = before & ready if number == round_number else frozenset()
+        others = sorted(ready - kept)
+        more = min(self._study.participants - len(kept), len(others))
+        drawn = kept | frozenset(secrets.SystemRandom().sample(others, more))
+        self._drawn = round_number, drawn
+        return drawn
 
     def keys(self, round_number: int) -> tuple[round_pb2.RoundKeys, ...]:
         """The mixes' keys for the first attempt of a round that `open` was called for."""

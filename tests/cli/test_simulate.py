@@ -23,6 +23,7 @@ SMALL = SimulateOptions(
     clip=0.25,
     radius=50.0,
     ridge=0.0,
+    loss="logistic",
     seeds=1,
     processes=1,
     json=None,
@@ -39,6 +40,12 @@ def test_every_algorithm_learns_something(name: str) -> None:
     assert first.rounds <= options.rounds
     assert first.pooled_error < 0.1
     assert first.error < 0.3
+
+
+@pytest.mark.parametrize("name", ["noisy-mb-sgd", "localized-subgradient"])
+def test_a_loss_with_a_kink_is_learned_too(name: str) -> None:
+    options = replace(SMALL, rounds=200, loss="hinge")
+    assert run_trial(options, Trial(name, 50.0, 3)).error < 0.3
 
 
 def test_more_privacy_costs_error() -> None:
@@ -76,6 +83,11 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
     ("changes", "says"),
     [
         (["--algorithm", "adam"], "unknown algorithm 'adam'"),
+        (["--loss", "zero-one"], "--loss 'zero-one': use one of logistic, hinge"),
+        (
+            ["--loss", "hinge", "--algorithm", "multi-stage"],
+            "multi-stage needs a loss without kinks, hinge has one",
+        ),
         (["--epsilon", "one"], "--epsilon 'one': use numbers separated by commas"),
         (["--epsilon", "-1"], "epsilon"),
         (["--participants", "9"], "--participants 9: use 1 to 5"),

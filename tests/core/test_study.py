@@ -3,12 +3,14 @@
 import re
 from base64 import b64encode
 from hashlib import sha256
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget, Scheme
+from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.losses import LossName
 from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.study import InvalidStudy, Study
@@ -255,6 +257,52 @@ def test_a_one_pass_study_gives_every_round_its_own_records() -> None:
     assert noises == pytest.approx([full * 5 / 5**0.5] * 5, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_for_smooth_losses_refuses_one_with_a_kink(name: str) -> None:
+    tree = study_tree()
+    tree["algorithm"]["name"] = name
+    tree["task"]["loss"] = "hinge"
+    if ALGORITHMS[name].needs_smooth:
+        with pytest.raises(InvalidStudy, match=f"{name} needs a loss without kinks, hinge has one"):
+            parse(tree)
+    else:
+        study = parse(tree)
+        assert study.setting.smoothness == inf
+        assert study.rounds <= 5
+
+
+def test_rounds_are_those_of_the_algorithm_and_at_most_those_of_the_file() -> None:
+    tree = study_tree()
+    tree["algorithm"] |= {"name": "localized-accelerated", "rounds": 50}
+    study = parse(tree)
+    assert study.most_rounds == 50
+    assert 5 <= study.rounds == study.mechanism().rounds <= 50
+    smallest = study.participant(study.silos[0])
+    assert study.mechanism().epsilon(smallest) <= 2  # each phase has records of its own
+
+
+@pytest.mark.parametrize("participants", [0, 1, 4])
+def test_a_round_cannot_ask_more_silos_than_there_are_nor_fewer_than_a_batch(
+    participants: int,
+) -> None:
+    tree = study_tree()
+    assert parse(tree).setting.participants == 3
+    tree["batch"]["minimum"] = 2
+    tree["algorithm"]["participants"] = 2
+    assert parse(tree).setting.participants == 2
+    tree["algorithm"]["participants"] = participants
+    with pytest.raises(InvalidStudy, match=r"algorithm\.participants"):
+        parse(tree)
+
+
+@pytest.mark.parametrize("ridge", [-1.0, 1e-12, 1e12])
+def test_a_ridge_out_of_range_is_refused(ridge: float) -> None:
+    tree = study_tree()
+    tree["algorithm"]["ridge"] = ridge
+    with pytest.raises(InvalidStudy, match=r"algorithm\.ridge"):
+        parse(tree)
+
+
 def test_a_study_of_drawn_batches_keeps_every_silo_s_promise() -> None:
     tree = study_tree()
     tree["privacy"] |= {"sampling": "poisson", "ratio": 0.5}
@@ -402,7 +450,7 @@ def test_a_whole_number_beyond_all_bounds_is_refused(path: Path) -> None:
     [
         (("version",), 2, "version 2 is not supported"),
         (("version",), 0, "version 0 is not supported"),
-        (("task", "loss"), "hinge", "task.loss: 'hinge' is not one of logistic"),
+        (("task", "loss"), "zero-one", "task.loss: 'zero-one' is not one of hinge, logistic"),
         (("task", "scaling"), "none", "task.scaling: 'none' is not one of"),
         (("task", "bias"), 0, "task: bias"),
         (("task", "label"), "age", "task: the label 'age' is also listed"),

@@ -63,6 +63,7 @@ class DemoOptions:
     data: str = "cohorts"
     label: str | None = None
     seed: int = 1
+    participants: int | None = None
     minimum_batch: int | None = None
     gate: bool = True
     tokens: bool = True
@@ -72,7 +73,12 @@ class DemoOptions:
 
     @property
     def minimum(self) -> int:
-        return self.minimum_batch or max(2, ceil(0.8 * self.silos))
+        return self.minimum_batch or max(2, ceil(0.8 * self.asked))
+
+    @property
+    def asked(self) -> int:
+        """Silos that a round asks."""
+        return self.participants or self.silos
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -106,8 +112,10 @@ def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
         target = PrivacyTarget(options.epsilon, options.delta)
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
-    if options.minimum > options.silos:
-        raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.silos} silos")
+    if options.asked > options.silos:
+        raise DemoFailed(f"--participants {options.asked}: there are only {options.silos} silos")
+    if options.minimum > options.asked:
+        raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.asked} silos")
     return target, load(options.data, options.label, options.silos, options.seed)
 
 
@@ -132,6 +140,7 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         deadline_s=DEADLINE_S,
         gate=options.gate,
         tokens=options.tokens,
+        participants=options.participants,
     )
     made = create(
         options.out,
