@@ -12,8 +12,8 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 demo: $(VENV)/.run  ## the whole system on this machine, with defaults
 	$(BIN)/silomix demo
 
-test: $(VENV)/.dev  ## all tests, three files at a time: most of them wait for processes
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+test: $(VENV)/.dev  ## all tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.dev  ## format, lint, types, import direction, generated code
 	$(BIN)/ruff format --check .

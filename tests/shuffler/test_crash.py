@@ -4,6 +4,7 @@ Nothing acknowledged is lost, nothing goes out twice in two ways, every word giv
 """
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
@@ -18,7 +19,7 @@ from silomix_proto import mix_pb2, mix_pb2_grpc
 from silomix_protocol.onion import Onion
 from silomix_protocol.statements import check_receipt
 from silomix_shuffler.batch import State
-from silomix_shuffler.config import Limits
+from silomix_shuffler.config import Limits, load
 from silomix_shuffler.disk import Disk
 from silomix_shuffler.metrics import Metrics
 from silomix_shuffler.rounds import Rounds
@@ -117,6 +118,12 @@ class Chain:
         while not any(event in line for line in self.mix.log):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
+    async def on_disk(self, state: str) -> None:
+        path = load(self.made.mixes[self.index]).state / "mix.sqlite"
+        with closing(sqlite3.connect(path)) as database:
+            while database.execute("SELECT state FROM rounds").fetchone() != (state,):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     async def _restart(self) -> None:
         await self._process.aclose()
         config = self.made.mixes[self.index]
@@ -167,6 +174,7 @@ def test_a_mix_killed_in_every_state_goes_on_with_the_same_bytes(
             assert await other is OVER
             assert len(await opened_payloads(played, collected)) == 3
             key = await released(played, chain.mixes[index], joined)
+            await chain.on_disk("released")  # the key does not wait for it
             await chain.kill("released")
 
             assert await released(played, chain.mixes[index], joined) == key
