@@ -91,7 +91,7 @@ def refused(config: SiloConfig, content: bytes, kind: type[Exception]) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        (b'loss = "logistic"', b'loss = "hinge"', "task.loss"),
+        (b'loss = "logistic"', b'loss = "zero-one"', "task.loss"),
         (b"rounds = 5", b"rounds = 0", "rounds"),
         (b"clip = 0.25", b"clip = -1.0", "clip"),
         (b"epsilon = 2.0", b"epsilon = inf", "privacy.epsilon"),

@@ -79,7 +79,7 @@ def test_a_key_that_left_the_study_is_no_longer_accepted(tmp_path: Path) -> None
     address, memory = made.study.server.fleet_address, tmp_path / "node"
     key = load_node_key(made.silos[2].parent / "node.key")
     with superlink(made) as runs:
-        runs.register(replace(made.study, silos=made.study.silos[:2]))
+        runs.register(replace(made.study, silos=made.study.silos[:2], participants=2))
         with pytest.raises(FleetRefused), join_fleet(address, _authority(made), key, memory):
             raise AssertionError("a key that left the study was let in")
 
