@@ -8,7 +8,7 @@ to say otherwise.  `plan()` derives the frozen parameters.
 import tomllib
 from base64 import b64decode
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from hashlib import sha256
 from math import isfinite
 from typing import NewType
@@ -82,7 +82,7 @@ class Batching:
     tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Study:
     identity: StudyId
     name: str
@@ -186,7 +186,7 @@ class Study:
         average = sum(each.weight for each in self.silos) / len(self.silos)
         return Participant(silo.records, silo.target or self.target, silo.weight / average)
 
-    @property
+    @cached_property
     def setting(self) -> Setting:
         """What algorithms derive their parameters from."""
         return setting_of(
@@ -199,12 +199,12 @@ class Study:
             asked=self.participants,
         )
 
-    @property
+    @cached_property
     def phases(self) -> tuple[Phase, ...]:
         """How the rounds use the records."""
-        return _phases(self.algorithm, self.setting)
+        return ALGORITHMS[self.algorithm].phases(self.setting)
 
-    @property
+    @cached_property
     def rounds(self) -> int:
         """As many as the algorithm asks for, and at most as many as the file allows."""
         return sum(phase.rounds for phase in self.phases)
@@ -221,11 +221,6 @@ class Study:
 
     def algorithm_plan(self, mechanism: Mechanism) -> AlgorithmPlan:
         return plan_of(self.setting, mechanism)
-
-
-@lru_cache(maxsize=64)
-def _phases(algorithm: str, setting: Setting) -> tuple[Phase, ...]:
-    return ALGORITHMS[algorithm].phases(setting)
 
 
 def _study(top: Table, identity: StudyId) -> Study:
