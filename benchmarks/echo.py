@@ -33,9 +33,10 @@ class Echo(mix_pb2_grpc.MixServicer):
         self._sending: asyncio.Task[None] | None = None
 
     async def Open(  # noqa: N802
-        self, request: round_pb2.SignedDescriptor, context: ServerContext
-    ) -> mix_pb2.RoundIsOpen:
-        return mix_pb2.RoundIsOpen()
+        self, request_iterator: AsyncIterator[round_pb2.SignedDescriptor], context: ServerContext
+    ) -> AsyncIterator[mix_pb2.RoundIsOpen]:
+        async for _ in request_iterator:
+            yield mix_pb2.RoundIsOpen()
 
     async def Submit(  # noqa: N802
         self, request_iterator: AsyncIterator[mix_pb2.SubmitFrame], context: ServerContext

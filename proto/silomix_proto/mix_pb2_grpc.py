@@ -27,7 +27,9 @@ if _version_not_supported:
 
 
 class MixStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Open, Commit and Release come in every round: streams, an answer to every question in turn; a refusal
+    ends the stream.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -40,7 +42,7 @@ class MixStub(object):
                 request_serializer=silomix__proto_dot_mix__pb2.PrepareRequest.SerializeToString,
                 response_deserializer=silomix__proto_dot_mix__pb2.PreparedRounds.FromString,
                 _registered_method=True)
-        self.Open = channel.unary_unary(
+        self.Open = channel.stream_stream(
                 '/silomix.v1.Mix/Open',
                 request_serializer=silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
                 response_deserializer=silomix__proto_dot_mix__pb2.RoundIsOpen.FromString,
@@ -60,12 +62,12 @@ class MixStub(object):
                 request_serializer=silomix__proto_dot_mix__pb2.CollectRequest.SerializeToString,
                 response_deserializer=silomix__proto_dot_mix__pb2.BatchFrame.FromString,
                 _registered_method=True)
-        self.Commit = channel.unary_unary(
+        self.Commit = channel.stream_stream(
                 '/silomix.v1.Mix/Commit',
                 request_serializer=silomix__proto_dot_mix__pb2.CommitRequest.SerializeToString,
                 response_deserializer=silomix__proto_dot_mix__pb2.Commitment.FromString,
                 _registered_method=True)
-        self.Release = channel.unary_unary(
+        self.Release = channel.stream_stream(
                 '/silomix.v1.Mix/Release',
                 request_serializer=silomix__proto_dot_mix__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=silomix__proto_dot_mix__pb2.ReleasedKey.FromString,
@@ -78,7 +80,9 @@ class MixStub(object):
 
 
 class MixServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Open, Commit and Release come in every round: streams, an answer to every question in turn; a refusal
+    ends the stream.
+    """
 
     def Prepare(self, request, context):
         """Coordinator: fresh keys for consecutive rounds. Asked again, the same keys.
@@ -87,7 +91,7 @@ class MixServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Open(self, request, context):
+    def Open(self, request_iterator, context):
         """Coordinator: open a round, before any silo hears of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -115,14 +119,14 @@ class MixServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Commit(self, request, context):
+    def Commit(self, request_iterator, context):
         """Coordinator: the mix's word for one list of D, given for one list only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Release(self, request, context):
+    def Release(self, request_iterator, context):
         """Coordinator: the mix's release key, against enough silos' confirmations.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -144,7 +148,7 @@ def add_MixServicer_to_server(servicer, server):
                     request_deserializer=silomix__proto_dot_mix__pb2.PrepareRequest.FromString,
                     response_serializer=silomix__proto_dot_mix__pb2.PreparedRounds.SerializeToString,
             ),
-            'Open': grpc.unary_unary_rpc_method_handler(
+            'Open': grpc.stream_stream_rpc_method_handler(
                     servicer.Open,
                     request_deserializer=silomix__proto_dot_round__pb2.SignedDescriptor.FromString,
                     response_serializer=silomix__proto_dot_mix__pb2.RoundIsOpen.SerializeToString,
@@ -164,12 +168,12 @@ def add_MixServicer_to_server(servicer, server):
                     request_deserializer=silomix__proto_dot_mix__pb2.CollectRequest.FromString,
                     response_serializer=silomix__proto_dot_mix__pb2.BatchFrame.SerializeToString,
             ),
-            'Commit': grpc.unary_unary_rpc_method_handler(
+            'Commit': grpc.stream_stream_rpc_method_handler(
                     servicer.Commit,
                     request_deserializer=silomix__proto_dot_mix__pb2.CommitRequest.FromString,
                     response_serializer=silomix__proto_dot_mix__pb2.Commitment.SerializeToString,
             ),
-            'Release': grpc.unary_unary_rpc_method_handler(
+            'Release': grpc.stream_stream_rpc_method_handler(
                     servicer.Release,
                     request_deserializer=silomix__proto_dot_mix__pb2.ReleaseRequest.FromString,
                     response_serializer=silomix__proto_dot_mix__pb2.ReleasedKey.SerializeToString,
@@ -188,7 +192,9 @@ def add_MixServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Mix(object):
-    """Missing associated documentation comment in .proto file."""
+    """Open, Commit and Release come in every round: streams, an answer to every question in turn; a refusal
+    ends the stream.
+    """
 
     @staticmethod
     def Prepare(request,
@@ -218,7 +224,7 @@ class Mix(object):
             _registered_method=True)
 
     @staticmethod
-    def Open(request,
+    def Open(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -228,8 +234,8 @@ class Mix(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/silomix.v1.Mix/Open',
             silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
@@ -326,7 +332,7 @@ class Mix(object):
             _registered_method=True)
 
     @staticmethod
-    def Commit(request,
+    def Commit(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -336,8 +342,8 @@ class Mix(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/silomix.v1.Mix/Commit',
             silomix__proto_dot_mix__pb2.CommitRequest.SerializeToString,
@@ -353,7 +359,7 @@ class Mix(object):
             _registered_method=True)
 
     @staticmethod
-    def Release(request,
+    def Release(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -363,8 +369,8 @@ class Mix(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/silomix.v1.Mix/Release',
             silomix__proto_dot_mix__pb2.ReleaseRequest.SerializeToString,

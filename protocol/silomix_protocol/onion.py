@@ -1,12 +1,13 @@
-"""Onions: a report sealed to the server, behind every mix's gate, then to every mix for its hop.
+"""Onions: a report behind every mix's gate, sealed to the server, then to every mix for its hop.
 
-    mix 0 ( mix 1 ( … gate 0 ( gate 1 ( … server ( token ‖ report ) ) ) ) )
+    mix 0 ( mix 1 ( … server ( token ‖ gate 0 ( gate 1 ( … report ) ) ) ) )
 
 HPKE (RFC 9180) in base mode, suite MLKEM768-X25519 / HKDF-SHA256 / AES-128-GCM.  The `info` of
 every layer is label ‖ role ‖ hop ‖ D, so a layer opens only at the place and in the attempt that
 it was made for.  Sealing is randomized: the same report sealed twice gives different bytes, which
 is why a silo stores the sealed onion before it sends anything.  What is left after the last mix
-is the *gated* report: it opens only with the release keys of all mixes and the server's key.
+is the *gated* report: the server reads its token at once, the report only with the release keys of
+all mixes.
 """
 
 from collections.abc import Sequence
@@ -39,26 +40,26 @@ class Onion:
 
 
 def seal(
-    payload: bytes, server_key: bytes, mixes: Sequence[round_pb2.RoundKeys], digest: RoundDigest
+    payload: bytes,
+    server_key: bytes,
+    mixes: Sequence[round_pb2.RoundKeys],
+    digest: RoundDigest,
+    *,
+    ungated: int = 0,
 ) -> Onion:
-    """The onion of a payload, for public keys that were checked against the descriptor."""
-    layers = [(mix.seal, _info(b"mix", hop, digest)) for hop, mix in enumerate(mixes)]
-    layers += [
-        (mix.release, _info(b"release", hop, digest))
-        for hop, mix in enumerate(mixes)
-        if mix.release
-    ]
-    layers.append((server_key, _info(b"server", 0, digest)))
-    sealed, trail = payload, []
-    for place, (key, info) in reversed(list(enumerate(layers))):
-        try:
-            sealed = _SUITE.encrypt(sealed, sealing_public_key(key), info)
-        except UnusableKey:
-            raise
-        except ValueError as error:
-            raise UnusableKey("a sealing key of this round is not one") from error
-        if place <= len(mixes):
-            trail.append(sha256(sealed).digest())
+    """The onion of a payload, for public keys that were checked against the descriptor.
+
+    Its first `ungated` bytes (the token) are not behind the gates.
+    """
+    sealed = payload[ungated:]
+    for hop, mix in reversed(list(enumerate(mixes))):
+        if mix.release:
+            sealed = _sealed(sealed, mix.release, _info(b"release", hop, digest))
+    sealed = _sealed(payload[:ungated] + sealed, server_key, _info(b"server", 0, digest))
+    trail = [sha256(sealed).digest()]
+    for hop, mix in reversed(list(enumerate(mixes))):
+        sealed = _sealed(sealed, mix.seal, _info(b"mix", hop, digest))
+        trail.append(sha256(sealed).digest())
     return Onion(sealed, tuple(reversed(trail)))
 
 
@@ -67,13 +68,16 @@ def open_layer(layer: bytes, key: SealKey, hop: int, digest: RoundDigest) -> byt
     return _open(layer, key, _info(b"mix", hop, digest))
 
 
-def open_gated(
-    gated: bytes, released: Sequence[SealKey], server_key: SealKey, digest: RoundDigest
-) -> bytes:
-    """The payload of a gated report: every mix's release key (none without a gate), then ours."""
-    for hop, key in enumerate(released):
-        gated = _open(gated, key, _info(b"release", hop, digest))
+def open_at_server(gated: bytes, server_key: SealKey, digest: RoundDigest) -> bytes:
+    """What a gated report shows to the server: its token, and the report behind its gates."""
     return _open(gated, server_key, _info(b"server", 0, digest))
+
+
+def open_gates(closed: bytes, released: Sequence[SealKey], digest: RoundDigest) -> bytes:
+    """The report behind the gates: every mix's release key (none without a gate)."""
+    for hop, key in enumerate(released):
+        closed = _open(closed, key, _info(b"release", hop, digest))
+    return closed
 
 
 def onion_bytes(payload_bytes: int, study: Study, hop: int) -> int:
@@ -86,6 +90,14 @@ def onion_bytes(payload_bytes: int, study: Study, hop: int) -> int:
 def encapsulated_key(layer: bytes) -> bytes:
     """The part of a layer that no two honest layers share: equal ones are duplicates."""
     return layer[:ENCAPSULATED_BYTES]
+
+
+def _sealed(content: bytes, key: bytes, info: bytes) -> bytes:
+    public = sealing_public_key(key)
+    try:
+        return _SUITE.encrypt(content, public, info)
+    except ValueError as error:
+        raise UnusableKey("a sealing key of this round is not one") from error
 
 
 def _open(layer: bytes, key: SealKey, info: bytes) -> bytes:

@@ -15,9 +15,14 @@ from silomix_core.study import Study, StudyId
 TOKEN_BYTES = 32 + 64  # nonce ‖ output
 
 
+def token_bytes(study: Study) -> int:
+    """Length of the token in front of a report; 0 in a study without tokens."""
+    return TOKEN_BYTES if study.batching.tokens else 0
+
+
 def payload_bytes(study: Study, report_bytes: int) -> int:
     """Length of what is sealed: a token, where the study has them, and the report."""
-    return report_bytes + (TOKEN_BYTES if study.batching.tokens else 0)
+    return token_bytes(study) + report_bytes
 
 
 class RefusedToken(ValueError):

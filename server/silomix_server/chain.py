@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ import grpc.aio
 from silomix_core.report import report_bytes
 from silomix_core.study import Mix, Study
 from silomix_proto import channel_pb2, mix_pb2, mix_pb2_grpc, round_pb2
+from silomix_protocol.asking import Asking
 from silomix_protocol.batches import (
     BrokenBatch,
     IncomingBatch,
@@ -43,6 +45,7 @@ _CALL_S = 10.0
 _MARGIN_S = 5.0
 _PAUSE_S = 0.1  # before a mix that was gone is asked again
 
+Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
@@ -84,6 +87,9 @@ class _Link:
     mix: Mix
     channel: grpc.aio.Channel
     stub: mix_pb2_grpc.MixStub
+    opening: Asking[round_pb2.SignedDescriptor, mix_pb2.RoundIsOpen]
+    committing: Asking[mix_pb2.CommitRequest, mix_pb2.Commitment]
+    releasing: Asking[mix_pb2.ReleaseRequest, mix_pb2.ReleasedKey]
 
 
 class MixChain:
@@ -135,7 +141,7 @@ class MixChain:
     async def open(self, descriptor: Descriptor) -> None:
         """Let every mix open the round."""
         request = descriptor.to_wire()
-        await _all(_call(link, link.stub.Open, request) for link in self._links)
+        await _all(_ask(link, link.opening, request) for link in self._links)
 
     async def collect(self, descriptor: Descriptor) -> Batch:
         """The round's batch: MixFailed if none came, BatchAborted if none was forwarded."""
@@ -192,7 +198,7 @@ class MixChain:
         request = mix_pb2.CommitRequest(digest=digest, list=list_hash)
 
         async def signature(link: _Link) -> bytes:
-            answer: mix_pb2.Commitment = await _call(link, link.stub.Commit, request)
+            answer = await _ask(link, link.committing, request)
             return _checked(link, answer.signature)
 
         def _checked(link: _Link, given: bytes) -> bytes:
@@ -220,7 +226,7 @@ class MixChain:
         )
 
         async def released(link: _Link, public: bytes) -> SealKey:
-            answer: mix_pb2.ReleasedKey = await _call(link, link.stub.Release, request)
+            answer = await _ask(link, link.releasing, request)
             try:
                 key = SealKey.from_raw(answer.key)
             except UnusableKey as error:
@@ -254,7 +260,8 @@ class MixChain:
 
 def _link(mix: Mix, identity: Identity) -> _Link:
     channel = identity.channel(mix.name, mix.address)
-    return _Link(mix, channel, mix_pb2_grpc.MixStub(channel))
+    stub = mix_pb2_grpc.MixStub(channel)
+    return _Link(mix, channel, stub, Asking(stub.Open), Asking(stub.Commit), Asking(stub.Release))
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
@@ -280,6 +287,10 @@ async def _call(link: _Link, method: Callable[..., Awaitable[Answer]], request: 
     return await _patiently(link, once, _CALL_S)
 
 
+async def _ask(link: _Link, asking: Asking[Question, Answer], question: Question) -> Answer:
+    return await _patiently(link, partial(asking.ask, question), _CALL_S)
+
+
 async def _patiently(
     link: _Link, once: Callable[[float], Coroutine[Any, Any, Answer]], timeout_s: float
 ) -> Answer:
@@ -292,6 +303,8 @@ async def _patiently(
             gone = error.code() is grpc.StatusCode.UNAVAILABLE
             if not gone or time.monotonic() + _PAUSE_S > end:
                 raise _failed(link, _problem(error)) from error
+        except TimeoutError:
+            raise _failed(link, "does not answer") from None
         await asyncio.sleep(_PAUSE_S)
 
 

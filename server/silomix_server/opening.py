@@ -1,11 +1,13 @@
 """From gated reports to one integer sum, a report at a time.
 
-Opens every report with the mixes' release keys and the server's key of the round, checks that its
-token is one that a silo was given for this round, and adds its values.  A report that is not one
-of the mechanism's is dropped whole, never repaired; reports that share a token are all dropped,
-since nobody knows which of them is the silo's own.
+In two steps.  `unwrap`, while the gate is still closed: take off the server's layer and read the
+tokens.  A report without a token that a silo was given for this round is dropped; so are all that
+share one, since nobody knows which of them is the silo's own.  `add_up`, with the mixes' release
+keys: open the rest and add its values.  A report that is not one of the mechanism's is dropped
+whole, never repaired.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,7 @@ from silomix_core.mechanism import Mechanism
 from silomix_core.report import MalformedReport, decode_report
 from silomix_protocol.descriptor import Descriptor
 from silomix_protocol.keys import SealKey
-from silomix_protocol.onion import UnopenableLayer, open_gated
+from silomix_protocol.onion import UnopenableLayer, open_at_server, open_gates
 from silomix_protocol.tokens import TOKEN_BYTES, Token
 
 from silomix_server.spool import Spool
@@ -38,80 +40,56 @@ class Opened:
         return self.unopenable + self.injected + self.repeated + self.malformed
 
 
-@dataclass(frozen=True, slots=True)
-class OpeningKeys:
-    """What a gated report opens with: released keys of every mix (none without a gate) and ours."""
-
-    released: Sequence[SealKey]
-    server: SealKey
-
-
 class Opening:
     """The opening of one batch."""
 
     def __init__(
-        self,
-        descriptor: Descriptor,
-        keys: OpeningKeys,
-        mechanism: Mechanism,
-        tokens: TokenDesk | None,
+        self, descriptor: Descriptor, mechanism: Mechanism, tokens: TokenDesk | None
     ) -> None:
-        self._descriptor, self._keys = descriptor, keys
-        self._mechanism, self._tokens = mechanism, tokens
+        self._descriptor, self._mechanism, self._tokens = descriptor, mechanism, tokens
         self._result = Opened(np.zeros(mechanism.dimension, dtype=np.int64))
-        self._places: dict[bytes, list[int]] = {}  # of every token's nonce
-        self._accepted: set[int] = set()
+        self._closed: list[tuple[bytes, int]] = []  # nonce of its token, place of the report
+        self._closed_bytes = 0
 
-    def open(self, reports: Spool) -> Opened:
+    def unwrap(self, reports: Spool, server_key: SealKey) -> None:
+        """Keep, in place of each gated report, what its gates close; forget those to be dropped."""
         for place, gated in enumerate(reports):
-            self._take(place, gated)
-        for places in self._places.values():
-            if len(places) > 1:
-                self._take_back(reports, places)
-        return self._result
+            try:
+                content = open_at_server(gated, server_key, self._descriptor.digest)
+            except UnopenableLayer:
+                self._result.unopenable += 1
+                continue
+            nonce, closed = b"", content
+            if self._tokens is not None:
+                token, closed = Token.from_bytes(content[:TOKEN_BYTES]), content[TOKEN_BYTES:]
+                if not self._tokens.valid(self._descriptor.round, token):
+                    self._result.injected += 1
+                    continue
+                nonce = token.nonce
+            reports.replace(place, closed)
+            self._closed_bytes = len(closed)
+            self._closed.append((nonce, place))
+        self._drop_repeated()
 
-    def _take(self, place: int, gated: bytes) -> None:
-        result = self._result
-        try:
-            token, report = self._payload(gated)
-        except UnopenableLayer:
-            result.unopenable += 1
-            return
-        if token is not None and not self._is_first(token, place):
-            return
-        try:
-            result.total += decode_report(report, self._mechanism)
-        except MalformedReport:
-            result.malformed += 1
-            return
-        self._accepted.add(place)
-        result.accepted += 1
-
-    def _payload(self, gated: bytes) -> tuple[Token | None, bytes]:
-        digest = self._descriptor.digest
-        payload = open_gated(gated, self._keys.released, self._keys.server, digest)
+    def _drop_repeated(self) -> None:
         if self._tokens is None:
-            return None, payload
-        return Token.from_bytes(payload[:TOKEN_BYTES]), payload[TOKEN_BYTES:]
-
-    def _is_first(self, token: Token, place: int) -> bool:
-        """Whether this is a token of the round that no report before it had."""
-        if self._tokens is None or not self._tokens.valid(self._descriptor.round, token):
-            self._result.injected += 1
-            return False
-        places = self._places.setdefault(token.nonce, [])
-        places.append(place)
-        if len(places) > 1:
-            self._result.repeated += 1
-        return len(places) == 1
-
-    def _take_back(self, reports: Spool, places: list[int]) -> None:
-        """The first of several reports with one token was added before the others came."""
-        first = places[0]
-        if first not in self._accepted:
             return
-        _, report = self._payload(reports[first])
-        self._result.total -= decode_report(report, self._mechanism)
-        self._accepted.remove(first)
-        self._result.accepted -= 1
-        self._result.repeated += 1
+        times = Counter(nonce for nonce, _ in self._closed)
+        self._result.repeated = sum(count for count in times.values() if count > 1)
+        self._closed = [each for each in self._closed if times[each[0]] == 1]
+
+    def add_up(self, reports: Spool, released: Sequence[SealKey]) -> Opened:
+        """The sum of what was unwrapped; `released` has every mix's key, none without a gate."""
+        result = self._result
+        for _, place in self._closed:
+            try:
+                closed = reports[place][: self._closed_bytes]
+                report = open_gates(closed, released, self._descriptor.digest)
+                result.total += decode_report(report, self._mechanism)
+            except UnopenableLayer:
+                result.unopenable += 1
+            except MalformedReport:
+                result.malformed += 1
+            else:
+                result.accepted += 1
+        return result

@@ -24,7 +24,7 @@ from silomix_server.errors import BatchAborted, BatchBroken, MixFailed, StudyFai
 from silomix_server.gate import Gate
 from silomix_server.journal import ClosedRound, Journal
 from silomix_server.membership import Membership, not_asked
-from silomix_server.opening import Opened, Opening, OpeningKeys
+from silomix_server.opening import Opened, Opening
 from silomix_server.token_desk import TokenDesk
 
 _ATTEMPTS = 3  # of one round, unless the coordinator is started again
@@ -172,23 +172,35 @@ class Rounds:
         self._channel.open_round(attempt.descriptor, attempt.opened, course.query)
 
     async def _finish(self, course: _Course, attempt: _Attempt, batch: Batch) -> Outcome:
-        """Publish the list that all mixes stand by, wait for the gate, open and sum."""
-        descriptor, output = attempt.descriptor, batch.output
-        gate = Gate(self._study, descriptor, output) if self._study.batching.gate else None
+        """Take off our own layer while the gate is still closed, then open the rest and sum."""
+        opening = Opening(attempt.descriptor, self._mechanism, self._tokens)
+        unwrapping = asyncio.create_task(
+            asyncio.to_thread(opening.unwrap, batch.reports, attempt.server_key)
+        )
+        try:
+            released = await self._released(attempt, batch)
+        finally:
+            await unwrapping
+        if released is None:
+            return _void(course, batch.dropped)
+        opened = await asyncio.to_thread(opening.add_up, batch.reports, released)
+        return self._outcome(course, batch, opened)
+
+    async def _released(self, attempt: _Attempt, batch: Batch) -> tuple[SealKey, ...] | None:
+        """Publish the list that all mixes stand by, wait for the gate; None if it stays closed."""
+        descriptor = attempt.descriptor
+        gate = Gate(self._study, descriptor, batch.output) if self._study.batching.gate else None
         committed = await self._chain.commit(descriptor, batch)
         self._channel.commit(committed, batch.chain, gate)
-        released: tuple[SealKey, ...] = ()
-        if gate is not None:
-            if not await gate.opens(self._study.batching.deadline_s):
-                confirmed = len(gate.confirmations)
-                logs.warning("gate_closed", **_place(descriptor), confirmed=confirmed)
-                return _void(course, batch.dropped)
-            released = await self._chain.release(
-                descriptor, gate.list_hash, gate.confirmations, attempt.mix_keys
-            )
-        keys = OpeningKeys(released, attempt.server_key)
-        opening = Opening(descriptor, keys, self._mechanism, self._tokens)
-        return self._outcome(course, batch, await asyncio.to_thread(opening.open, batch.reports))
+        if gate is None:
+            return ()
+        if not await gate.opens(self._study.batching.deadline_s):
+            confirmed = len(gate.confirmations)
+            logs.warning("gate_closed", **_place(descriptor), confirmed=confirmed)
+            return None
+        return await self._chain.release(
+            descriptor, gate.list_hash, gate.confirmations, attempt.mix_keys
+        )
 
     def _outcome(self, course: _Course, batch: Batch, opened: Opened) -> Outcome:
         if opened.injected or opened.repeated:

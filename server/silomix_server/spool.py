@@ -29,6 +29,13 @@ class Spool:
         self._file.write(report)
         self._count += 1
 
+    def replace(self, place: int, content: bytes) -> None:
+        """Keep something shorter in a report's place: the first bytes of what is read there."""
+        if not 0 <= place < self._count or len(content) > self._report_bytes:
+            raise ValueError(f"place {place} has no room for {len(content)} bytes")
+        self._file.seek(place * self._report_bytes)
+        self._file.write(content)
+
     def __getitem__(self, place: int) -> bytes:
         if not 0 <= place < self._count:
             raise IndexError(place)

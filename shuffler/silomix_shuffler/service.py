@@ -6,7 +6,7 @@ Forward.  Decodes, checks who is calling, lets the rounds take their steps, coun
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -42,6 +42,7 @@ from silomix_shuffler.upload import Upload
 _COLLECT_MARGIN_S = 5.0
 _REFUSALS_PER_STREAM = 16
 
+Question = TypeVar("Question")
 Result = TypeVar("Result")
 
 # What a refusal is to the caller, and under which reason it is counted; the first match holds.
@@ -92,9 +93,10 @@ class MixService(mix_pb2_grpc.MixServicer):
         return await self._rounds.prepare(request)
 
     async def Open(  # noqa: N802
-        self, request: round_pb2.SignedDescriptor, context: ServerContext
-    ) -> mix_pb2.RoundIsOpen:
-        return await self._answered(context, self._open(request, context))
+        self, request_iterator: AsyncIterator[round_pb2.SignedDescriptor], context: ServerContext
+    ) -> AsyncIterator[mix_pb2.RoundIsOpen]:
+        async for answer in self._in_turn(context, request_iterator, self._open):
+            yield answer
 
     async def _open(
         self, request: round_pb2.SignedDescriptor, context: ServerContext
@@ -104,9 +106,10 @@ class MixService(mix_pb2_grpc.MixServicer):
         return mix_pb2.RoundIsOpen()
 
     async def Commit(  # noqa: N802
-        self, request: mix_pb2.CommitRequest, context: ServerContext
-    ) -> mix_pb2.Commitment:
-        return await self._answered(context, self._commit(request, context))
+        self, request_iterator: AsyncIterator[mix_pb2.CommitRequest], context: ServerContext
+    ) -> AsyncIterator[mix_pb2.Commitment]:
+        async for answer in self._in_turn(context, request_iterator, self._commit):
+            yield answer
 
     async def _commit(
         self, request: mix_pb2.CommitRequest, context: ServerContext
@@ -115,9 +118,10 @@ class MixService(mix_pb2_grpc.MixServicer):
         return mix_pb2.Commitment(signature=await self._rounds.commit(request))
 
     async def Release(  # noqa: N802
-        self, request: mix_pb2.ReleaseRequest, context: ServerContext
-    ) -> mix_pb2.ReleasedKey:
-        return await self._answered(context, self._release(request, context))
+        self, request_iterator: AsyncIterator[mix_pb2.ReleaseRequest], context: ServerContext
+    ) -> AsyncIterator[mix_pb2.ReleasedKey]:
+        async for answer in self._in_turn(context, request_iterator, self._release):
+            yield answer
 
     async def _release(
         self, request: mix_pb2.ReleaseRequest, context: ServerContext
@@ -292,6 +296,18 @@ class MixService(mix_pb2_grpc.MixServicer):
             refusal = self._refusal(error)
         await context.abort(*refusal)
         raise AssertionError("abort returned")
+
+    def _in_turn(
+        self,
+        context: ServerContext,
+        questions: AsyncIterator[Question],
+        answer: Callable[[Question, ServerContext], Awaitable[Result]],
+    ) -> AsyncGenerator[Result, None]:
+        async def answers() -> AsyncGenerator[Result, None]:
+            async for question in questions:
+                yield await answer(question, context)
+
+        return self._streamed(context, answers())
 
     async def _streamed(
         self, context: ServerContext, work: AsyncGenerator[Result, None]

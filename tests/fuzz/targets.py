@@ -29,6 +29,7 @@ from support.rounds import (
     make_parties,
     make_round,
     mixed,
+    open_gated,
     receipt,
 )
 
@@ -269,12 +270,12 @@ def layer(data: bytes) -> None:
 
 
 def gated(data: bytes) -> None:
-    onion.open_gated(data, ROUND.released, ROUND.server, D)
+    open_gated(data, ROUND.released, ROUND.server, D)
 
 
 def inner(data: bytes) -> None:
     """What a silo sealed to the server may be anything."""
-    onion.open_gated(data, [], ROUND.server, D)
+    onion.open_at_server(data, ROUND.server, D)
 
 
 def report(data: bytes) -> None:

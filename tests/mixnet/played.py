@@ -31,7 +31,6 @@ from silomix_protocol.onion import (
     Onion,
     UnopenableLayer,
     onion_bytes,
-    open_gated,
     open_layer,
     seal,
 )
@@ -51,6 +50,7 @@ from support.mixes import (
     release_at,
     signer,
 )
+from support.rounds import open_gated
 
 _START_S = 30.0
 

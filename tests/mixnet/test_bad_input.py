@@ -29,6 +29,7 @@ from support.consortia import make_consortium
 from support.mixes import (
     RPC_S,
     PlayedRound,
+    asked,
     calling,
     collect,
     described,
@@ -306,7 +307,7 @@ def test_a_descriptor_of_another_version_study_or_size_is_refused(
         made, number = small.made, next(small.numbers)
         played = described(made, (await prepared(made, 0, number)).keys, number)
         async with calling(made, "server", "mix-1") as stub:
-            call = stub.Open(resigned(made, played, **changes), timeout=RPC_S, wait_for_ready=True)
+            call = asked(stub.Open, resigned(made, played, **changes))
             assert (await refusal(call))[0] is PRECONDITION
 
     before = small.mix.refused(reason)

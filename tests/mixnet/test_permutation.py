@@ -28,6 +28,7 @@ from support.consortia import make_consortium
 from support.mixes import (
     RPC_S,
     SiloStream,
+    asked,
     calling,
     described,
     mix_serving,
@@ -92,7 +93,7 @@ async def batches(to: Connections, count: int, first: int = 1) -> list[Passed]:
 async def _batch(to: Connections, number: int, key: Any) -> Passed:
     played = described(to.made, [key], number)
     descriptor = played.descriptor
-    await to.stub.Open(descriptor.to_wire(), timeout=RPC_S, wait_for_ready=True)
+    await asked(to.stub.Open, descriptor.to_wire())
     onions = sealed_reports(played)
     order = random.sample(sorted(onions), SILOS)
     for silo in order:

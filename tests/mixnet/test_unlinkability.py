@@ -43,6 +43,7 @@ from support.consortia import make_consortium
 from support.mixes import (
     RPC_S,
     SiloStream,
+    asked,
     calling,
     confirmations,
     described,
@@ -208,7 +209,7 @@ async def play(table: Table, trials: int) -> list[View]:
 
 async def trial(table: Table, number: int, honest_keys: round_pb2.RoundKeys) -> View:
     round_ = joined_round(table, number, honest_keys)
-    await table.server.Open(round_.played.descriptor.to_wire(), timeout=RPC_S, wait_for_ready=True)
+    await asked(table.server.Open, round_.played.descriptor.to_wire())
     coin = random.randrange(2)
     payloads = [random.randbytes(16), random.randbytes(16)]
     content = {A: payloads[coin], B: payloads[1 - coin]}
@@ -273,12 +274,10 @@ async def opened_reports(
     chain, gated = round_.after(chain, out)
     listed = chain[-1].output
     digest, hashed = round_.played.descriptor.digest, sha256(listed).digest()
-    await table.server.Commit(
-        mix_pb2.CommitRequest(digest=digest, list=hashed), timeout=RPC_S, wait_for_ready=True
-    )
+    await asked(table.server.Commit, mix_pb2.CommitRequest(digest=digest, list=hashed))
     confirmed = confirmations(round_.played, listed)
     request = mix_pb2.ReleaseRequest(digest=digest, list=hashed, confirmations=confirmed)
-    released = await table.server.Release(request, timeout=RPC_S, wait_for_ready=True)
+    released = await asked(table.server.Release, request)
     keys = round_.release_keys | {table.honest: SealKey.from_raw(released.key)}
     in_order = [keys[hop] for hop in range(MIXES)]
     payloads = [round_.opens(each, in_order) for each in gated]

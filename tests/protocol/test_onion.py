@@ -18,12 +18,13 @@ from silomix_protocol.onion import (
     UnopenableLayer,
     encapsulated_key,
     onion_bytes,
-    open_gated,
+    open_at_server,
+    open_gates,
     open_layer,
     seal,
 )
 from silomix_protocol.tokens import TOKEN_BYTES
-from support.rounds import Round, make_parties, make_round
+from support.rounds import Round, make_parties, make_round, open_gated
 
 OTHER_DIGEST = RoundDigest(bytes(range(32)))
 REPORT = b"a report of some length"
@@ -129,9 +130,9 @@ def test_the_hpke_of_each_layer_is_that_of_rfc_9180() -> None:
     for role, hop, key in [
         (b"mix", 0, FIRST),
         (b"mix", 1, SECOND),
+        (b"server", 0, ROUND.server),
         (b"release", 0, GATES[0]),
         (b"release", 1, GATES[1]),
-        (b"server", 0, ROUND.server),
     ]:
         info = b"silomix/v1/onion\0" + role + b"\0" + bytes([0, hop]) + ROUND.digest
         with pytest.raises(InvalidTag):
@@ -182,21 +183,24 @@ def test_a_key_in_another_role_opens_nothing() -> None:
     assert gate_refusal(sealed, [same], same) == REFUSAL  # as a gate
     layer = open_layer(open_layer(sealed, same, 0, ROUND.digest), same, 1, ROUND.digest)
     for hop in (0, 1, 2):
-        assert refusal(layer, same, hop) == REFUSAL  # a gate as a mix's layer
-    assert gate_refusal(layer, [], same) == REFUSAL
-    assert gate_refusal(layer, [same], same) == REFUSAL
+        assert refusal(layer, same, hop) == REFUSAL  # the server's layer as a mix's
+    closed = open_at_server(layer, same, ROUND.digest)
+    for hop in (0, 1, 2):
+        assert refusal(closed, same, hop) == REFUSAL  # a gate as a mix's layer
+    assert gate_refusal(closed, [], same) == REFUSAL  # as the server's
+    with pytest.raises(UnopenableLayer):
+        open_gates(layer, [same, same], ROUND.digest)  # the server's layer as a gate
     assert open_gated(layer, [same, same], same, ROUND.digest) == REPORT
-    bare = seal(REPORT, same.public, [], ROUND.digest).sealed
-    assert refusal(bare, same, 0) == REFUSAL  # the server's layer as a mix's
-    assert gate_refusal(bare, [same], same) == REFUSAL
 
 
 def test_the_gate_needs_every_mixs_release_key_in_order_and_the_servers() -> None:
     other = SealKey.generate()
     assert open_gated(GATED, GATES, ROUND.server, ROUND.digest) == REPORT
+    for too_few in ([], GATES[:1]):
+        closed = open_gated(GATED, too_few, ROUND.server, ROUND.digest)
+        assert len(closed) == len(REPORT) + (len(GATES) - len(too_few)) * LAYER_BYTES
+        assert REPORT not in closed
     messages = {
-        gate_refusal(GATED, [], ROUND.server),
-        gate_refusal(GATED, GATES[:1], ROUND.server),
         gate_refusal(GATED, GATES[1:], ROUND.server),
         gate_refusal(GATED, GATES[::-1], ROUND.server),
         gate_refusal(GATED, [GATES[0], other], ROUND.server),
@@ -206,6 +210,22 @@ def test_the_gate_needs_every_mixs_release_key_in_order_and_the_servers() -> Non
         gate_refusal(GATED, GATES, ROUND.server, OTHER_DIGEST),
     }
     assert messages == {REFUSAL}
+
+
+def test_what_is_not_gated_is_read_before_the_gate_opens_and_nothing_else() -> None:
+    """The token in front of the report: the server reads it, mixes do not."""
+    keys = ROUND.server.public, ROUND.mix_keys
+    onion = seal(b"token" + REPORT, *keys, ROUND.digest, ungated=5)
+    assert len(onion.sealed) == onion_bytes(5 + len(REPORT), ROUND.study, 0)
+    layer = onion.sealed
+    for hop, mix in enumerate(ROUND.mixes):
+        assert b"token" not in layer
+        layer = open_layer(layer, mix.seal, hop, ROUND.digest)
+    assert b"token" not in layer
+    content = open_at_server(layer, ROUND.server, ROUND.digest)
+    assert content[:5] == b"token"
+    assert REPORT not in content
+    assert open_gates(content[5:], GATES, ROUND.digest) == REPORT
 
 
 def test_a_released_key_works_from_its_bytes() -> None:

@@ -114,7 +114,7 @@ def batch_of(
 ) -> tuple[Listed, list[bytes], list[tuple[bytes, ...]]]:
     """A batch with a report of every silo: what the mixes made of it, the onions, their trails."""
     onions = [
-        round_.seal(round_.payload(report_of(made.study, value)))
+        round_.seal_with_token(round_.payload(report_of(made.study, value)))
         for value in range(len(round_.descriptor.silos))
     ]
     sealed = [each.sealed for each in onions]

@@ -9,14 +9,14 @@ import pytest
 from silomix.consortium import Consortium
 from silomix_proto import mix_pb2, round_pb2
 from silomix_protocol.keys import SealKey
-from silomix_protocol.onion import UnopenableLayer, open_gated
+from silomix_protocol.onion import UnopenableLayer, open_at_server, open_gates
 from silomix_shuffler.metrics import Metrics
 from support.consortia import make_consortium
 from support.mixes import (
-    RPC_S,
     Collected,
     PlayedRound,
     abandon,
+    asked,
     calling,
     chain_serving,
     collect,
@@ -71,10 +71,13 @@ def test_the_minimum_of_confirmations_opens_every_gate(made: Consortium) -> None
         assert [key.public for key in released] == [keys.release for keys in played.mix_keys]
         digest, server = played.descriptor.digest, played.server_key
         for report in batch.reports:
-            open_gated(report, released, server, digest)
-            for some in ([], released[:1], released[1:], [released[0], SealKey.generate()]):
+            closed = open_at_server(report, server, digest)
+            open_gates(closed, released, digest)
+            for wrong in (released[1:], [released[0], SealKey.generate()]):
                 with pytest.raises(UnopenableLayer):
-                    open_gated(report, some, server, digest)
+                    open_gates(closed, wrong, digest)
+            with pytest.raises(UnopenableLayer):  # one gate opened, one to go
+                open_gates(open_gates(closed, released[:1], digest), released[:1], digest)
 
     run(scene())
 
@@ -328,6 +331,6 @@ def test_a_study_without_a_gate_has_no_key_to_give(tmp_path: Path) -> None:
                 confirmations=confirmations(played, joined),
             )
             with pytest.raises(grpc.aio.AioRpcError, match="no gate"):
-                await stub.Release(request, timeout=RPC_S)
+                await asked(stub.Release, request)
 
     run(scene())

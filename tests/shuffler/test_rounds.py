@@ -18,6 +18,7 @@ from support.mixes import (
     PlayedRound,
     SiloStream,
     abandon,
+    asked,
     calling,
     chain_serving,
     collect,
@@ -266,8 +267,8 @@ def test_a_descriptor_that_is_not_the_coordinators_is_refused(
             foreign = described(other, invented_keys(other)).descriptor.to_wire()
             garbage = round_pb2.SignedDescriptor(descriptor=b"\xff\xff", signature=bytes(64))
             for wrong in (signed, foreign, garbage):
-                for call in (stub.Open, stub.Abandon):
-                    assert await refusal(_awaited(call(wrong, timeout=RPC_S))) is OVER
+                assert await refusal(asked(stub.Open, wrong)) is OVER
+                assert await refusal(_awaited(stub.Abandon(wrong, timeout=RPC_S))) is OVER
 
     run(scene())
 

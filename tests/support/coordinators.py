@@ -28,6 +28,7 @@ from silomix_protocol.onion import open_layer, seal
 from silomix_protocol.roundkeys import sign_list
 from silomix_protocol.statements import sign_abandonment, sign_commitment, sign_confirmation
 from silomix_protocol.tls import Identity, ServerContext
+from silomix_protocol.tokens import token_bytes
 
 from support.rounds import MixSecrets, Parties, Round, hop_statement, joined
 
@@ -150,6 +151,12 @@ class FakeMix(mix_pb2_grpc.MixServicer):
         return await self._answered("Prepare", answer, context)
 
     async def Open(  # noqa: N802
+        self, request_iterator: AsyncIterator[round_pb2.SignedDescriptor], context: ServerContext
+    ) -> AsyncIterator[mix_pb2.RoundIsOpen]:
+        async for request in request_iterator:
+            yield await self._open(request, context)
+
+    async def _open(
         self, request: round_pb2.SignedDescriptor, context: ServerContext
     ) -> mix_pb2.RoundIsOpen:
         self.told.opened.append(check(request, self.made.study))
@@ -163,12 +170,24 @@ class FakeMix(mix_pb2_grpc.MixServicer):
             yield frame
 
     async def Commit(  # noqa: N802
+        self, request_iterator: AsyncIterator[mix_pb2.CommitRequest], context: ServerContext
+    ) -> AsyncIterator[mix_pb2.Commitment]:
+        async for request in request_iterator:
+            yield await self._commit(request, context)
+
+    async def _commit(
         self, request: mix_pb2.CommitRequest, context: ServerContext
     ) -> mix_pb2.Commitment:
         signature = sign_commitment(RoundDigest(request.digest), request.list, self._key)
         return await self._answered("Commit", mix_pb2.Commitment(signature=signature), context)
 
     async def Release(  # noqa: N802
+        self, request_iterator: AsyncIterator[mix_pb2.ReleaseRequest], context: ServerContext
+    ) -> AsyncIterator[mix_pb2.ReleasedKey]:
+        async for request in request_iterator:
+            yield await self._release(request, context)
+
+    async def _release(
         self, request: mix_pb2.ReleaseRequest, context: ServerContext
     ) -> mix_pb2.ReleasedKey:
         self.told.confirmations = list(request.confirmations)
@@ -365,7 +384,8 @@ class PlainSilo:
         payload = report_of(study, self.value)
         if study.batching.tokens:
             payload = self.wallet[descriptor.round].to_bytes() + payload
-        onion = seal(payload, opened.server_key, opened.mix_keys, descriptor.digest)
+        keys, ungated = (opened.server_key, opened.mix_keys), token_bytes(study)
+        onion = seal(payload, *keys, descriptor.digest, ungated=ungated)
         self.chain.deliver(descriptor.digest, self.name, onion.sealed)
 
     async def _confirm(self, stream: Follow, committed: channel_pb2.RoundCommitted) -> None:

@@ -21,10 +21,11 @@ from silomix_core.losses import LossName
 from silomix_core.report import encode_report, report_bytes
 from silomix_core.task import Feature, Scaling, Task
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
+from silomix_protocol.asking import Asking
 from silomix_protocol.batches import check_report, incoming
 from silomix_protocol.descriptor import AttemptKeys, Descriptor, issue
 from silomix_protocol.keys import SealKey, SigningKey, verify
-from silomix_protocol.onion import Onion, onion_bytes, open_gated, seal
+from silomix_protocol.onion import Onion, onion_bytes, seal
 from silomix_protocol.roundkeys import check_list, fingerprint
 from silomix_protocol.statements import sign_confirmation
 from silomix_protocol.tls import Identity, ServerContext
@@ -35,6 +36,8 @@ from silomix_shuffler.metrics import Metrics
 from silomix_shuffler.rounds import Rounds
 from silomix_shuffler.service import MixService
 from silomix_shuffler.store import Store
+
+from support.rounds import open_gated
 
 Result = TypeVar("Result")
 
@@ -192,11 +195,17 @@ async def opened_at(
     return played, own
 
 
+async def asked(method: Any, question: object) -> Any:
+    """What a mix answers to one question on a stream."""
+    asking: Asking[object, Any] = Asking(method)
+    return await asking.ask(question, RPC_S)
+
+
 async def open_at(
     made: Consortium, descriptor: Descriptor, mix: str, *, caller: str = "server"
 ) -> None:
     async with calling(made, caller, mix) as stub:
-        await stub.Open(descriptor.to_wire(), timeout=RPC_S, wait_for_ready=True)
+        await asked(stub.Open, descriptor.to_wire())
 
 
 async def abandon(
@@ -532,7 +541,7 @@ async def commit_at(
     listed = sha256(joined).digest()
     request = mix_pb2.CommitRequest(digest=played.descriptor.digest, list=listed)
     async with calling(played.made, caller, mix) as stub:
-        commitment = await stub.Commit(request, timeout=RPC_S, wait_for_ready=True)
+        commitment = await asked(stub.Commit, request)
     (place,) = (each for each in played.made.study.mixes if each.name == mix)
     signed = played.descriptor.digest, listed
     verify(place.sign_key, commitment.signature, "commitment", *signed)
@@ -553,7 +562,7 @@ async def release_at(
         digest=played.descriptor.digest, list=sha256(joined).digest(), confirmations=confirmed
     )
     async with calling(played.made, caller, mix) as stub:
-        released = await stub.Release(request, timeout=RPC_S, wait_for_ready=True)
+        released = await asked(stub.Release, request)
     return SealKey.from_raw(released.key)
 
 

@@ -133,10 +133,32 @@ class Round:
         return report_bytes + (TOKEN_BYTES if self.issuer else 0)
 
     def seal(self, payload: bytes) -> onion.Onion:
+        """All of the payload behind the gates: nothing here reads its token."""
         return onion.seal(payload, self.server.public, self.mix_keys, self.digest)
 
+    def seal_with_token(self, payload: bytes) -> onion.Onion:
+        """As a silo does: the token in front of the gates."""
+        keys, ungated = (self.server.public, self.mix_keys), self.payload_bytes(0)
+        return onion.seal(payload, *keys, self.digest, ungated=ungated)
+
     def open(self, gated: bytes) -> bytes:
-        return onion.open_gated(gated, self.released, self.server, self.digest)
+        return open_gated(gated, self.released, self.server, self.digest)
+
+    def open_with_token(self, gated: bytes) -> bytes:
+        keys, ungated = (self.released, self.server), self.payload_bytes(0)
+        return open_gated(gated, *keys, self.digest, ungated)
+
+
+def open_gated(
+    gated: bytes,
+    released: Sequence[SealKey],
+    server_key: SealKey,
+    digest: RoundDigest,
+    ungated: int = 0,
+) -> bytes:
+    """The payload of a gated report, of which so many bytes were not behind the gates."""
+    content = onion.open_at_server(gated, server_key, digest)
+    return content[:ungated] + onion.open_gates(content[ungated:], released, digest)
 
 
 def make_round(

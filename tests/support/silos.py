@@ -348,7 +348,7 @@ def opened(made: Consortium, report: StoredReport) -> NDArray[np.int64]:
     layer = report.onion
     for hop, mix in enumerate(attempted.mixes):
         layer = open_layer(layer, mix.seal, hop, descriptor.digest)
-    payload = replace(attempted, descriptor=descriptor).open(layer)
+    payload = replace(attempted, descriptor=descriptor).open_with_token(layer)
     start = TOKEN_BYTES if made.study.batching.tokens else 0
     return decode_report(payload[start:], made.study.mechanism())
 

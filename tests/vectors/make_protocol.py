@@ -412,19 +412,23 @@ def _report(round_: Round) -> dict[str, Any]:
 def _onion(round_: Round) -> dict[str, Any]:
     token = bytes.fromhex(_tokens(round_)["token"])
     payload = token + bytes.fromhex(_report(round_)["encoded"])
-    sealed = round_.seal(payload)
+    sealed = round_.seal_with_token(payload)
     names = [mix.name for mix in round_.study.mixes]
     layers = [(name, "seal", b"mix", hop) for hop, name in enumerate(names)]
-    layers += [(name, "release", b"release", hop) for hop, name in enumerate(names)]
     layers.append(("server", "seal", b"server", 0))
+    layers += [(name, "release", b"release", hop) for hop, name in enumerate(names)]
     label, digest = b"silomix/v1/onion\0", round_.digest
-    lengths = [len(sealed.sealed) - onion.LAYER_BYTES * place for place in range(len(layers))]
+    lengths = [
+        len(sealed.sealed) - onion.LAYER_BYTES * place - len(token) * (role == b"release")
+        for place, (_, _, role, _) in enumerate(layers)
+    ]
     return {
         "note": (
             "HPKE (RFC 9180), base mode, MLKEM768-X25519 / HKDF-SHA256 / AES-128-GCM, no "
             "associated data. A layer is the encapsulated key (1120 bytes), then the ciphertext. "
             "Opened in this order, each with the named key and info = label, role, 0, hop "
-            "(2 bytes), D; what is left at the end is the payload: token, then report."
+            "(2 bytes), D. The server's layer holds the token, then the first gate's layer; what "
+            "is left at the end is the report. payload = token, report."
         ),
         "layers": [
             {

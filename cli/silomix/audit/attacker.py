@@ -24,7 +24,7 @@ from silomix_core.study import Study
 from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol.descriptor import AttemptKeys, Descriptor, RoundDigest, issue
 from silomix_protocol.keys import SealKey, SigningKey, verify
-from silomix_protocol.onion import open_gated, open_layer
+from silomix_protocol.onion import open_at_server, open_gates, open_layer
 from silomix_protocol.roundkeys import LONGEST_STRETCH, fingerprint, sign_list
 from silomix_protocol.statements import sign_commitment, sign_receipt
 from silomix_protocol.tls import Identity, ServerContext, peer_name
@@ -245,11 +245,12 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
         for hop, keys in enumerate(asked.mix_keys):
             layer = open_layer(layer, keys.seal, hop, descriptor.digest)
         released = [keys.release for keys in asked.mix_keys]
-        payload = open_gated(layer, released, asked.server_key, descriptor.digest)
-        token = Token.from_bytes(payload[:TOKEN_BYTES])
+        content = open_at_server(layer, asked.server_key, descriptor.digest)
+        token = Token.from_bytes(content[:TOKEN_BYTES])
         if not issuer(self._seed, descriptor.study).valid(descriptor.round, token):
             raise UnusableReport("a report without a token of its round")
-        values = decode_report(payload[TOKEN_BYTES:], self._mechanism)
+        report = open_gates(content[TOKEN_BYTES:], released, descriptor.digest)
+        values = decode_report(report, self._mechanism)
         return values, sha256(layer).digest()
 
 

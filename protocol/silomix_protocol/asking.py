@@ -1,0 +1,52 @@
+"""Questions to a peer over one stream: a message in, a message out, in turn.
+
+For what is asked in every round.  A gRPC call costs five times what a message on an open stream
+does.  A refused question ends the stream with the refusal's status; the next one opens another.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+
+class Asking(Generic[Question, Answer]):
+    """One method of one peer."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+        self._call: Any = None
+        self._turn = asyncio.Lock()
+
+    async def ask(self, question: Question, timeout_s: float) -> Answer:
+        """The answer; AioRpcError if it is refused or the peer is gone, TimeoutError if late."""
+        async with asyncio.timeout(timeout_s), self._turn:
+            call, self._call = self._call, None
+            if call is None or call.done():
+                call = self._method(wait_for_ready=True)
+            try:
+                answer: Answer = await _asked(call, question)
+            except BaseException:
+                call.cancel()
+                raise
+            self._call = call
+            return answer
+
+
+async def _asked(call: Any, question: object) -> Any:
+    with suppress(asyncio.InvalidStateError):  # the peer has just ended the stream: `read` says how
+        await call.write(question)
+    answer = await call.read()
+    if answer is grpc.aio.EOF:
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(),
+            "the peer closed the stream",
+        )
+    return answer
