@@ -222,6 +222,8 @@ class FederatedClassifier:
             bias=task.bias,
         )
         condition = f"Study {agreed.short_id} ({agreed.name}), as each silo's ledger kept it."
+        if own := sum(silo.target is not None for silo in agreed.silos):
+            condition += f" Of its silos {own} have another (ε, δ), which the study lists."
         lines = [
             round_line(number, agreed.mechanism(), agreed.participants)
             for number in range(1, agreed.rounds + 1)

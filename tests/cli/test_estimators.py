@@ -120,6 +120,15 @@ def test_noise_repeats_itself_only_with_a_seed() -> None:
     assert weights(None) != weights(None)
 
 
+def test_noise_without_a_seed_comes_from_the_operating_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Through the silos' own key stream: where the system repeats itself, so does the noise."""
+    monkeypatch.setattr("os.urandom", bytes)
+    first, again = (classifier(random_state=None).fit(silos()) for _ in range(2))
+    assert np.array_equal(first.weights_, again.weights_)
+
+
 def test_privacy_says_what_is_promised_to_whom_and_when() -> None:
     said = classifier(epsilon=0.5, delta=1e-7).fit(silos()).privacy_
     for part in (
