@@ -8,15 +8,21 @@ from silomix_core.task import UNIT, Task
 from silomix.demo.tables import DemoData, Floats, Table
 
 
+def scores(model: Floats, values: Floats, task: Task) -> Floats:
+    """What the model (d,) makes of raw values (n, columns): (n,), above 0 for the label 1."""
+    found: Floats = task.encode(values) @ model / UNIT
+    return found
+
+
 def error(model: Floats, table: Table, task: Task) -> float:
     """The share of records whose label the model (d,) gets wrong."""
-    return float(np.mean((_scores(model, table, task) > 0) != (table.labels == 1)))
+    return float(np.mean((scores(model, table.values, task) > 0) != (table.labels == 1)))
 
 
 def mean_loss(model: Floats, table: Table, task: Task) -> float:
     """The task's loss of the model (d,), averaged over the records."""
     signs = 2 * table.labels - 1
-    return float(np.mean(loss(task.loss).value(_scores(model, table, task), signs)))
+    return float(np.mean(loss(task.loss).value(scores(model, table.values, task), signs)))
 
 
 def pooled_error(data: DemoData) -> float:
@@ -30,8 +36,3 @@ def majority_error(data: DemoData) -> float:
     """Hold-out error of always answering the hold-out's more frequent label."""
     positive = float(np.mean(data.holdout.labels))
     return min(positive, 1 - positive)
-
-
-def _scores(model: Floats, table: Table, task: Task) -> Floats:
-    scores: Floats = task.encode(table.values) @ model / UNIT
-    return scores

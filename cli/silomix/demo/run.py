@@ -7,7 +7,7 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.study import Study
+from silomix_core.task import Task
 from silomix_server.results import progress
 
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
@@ -39,7 +40,7 @@ from silomix.demo.summary import (
     table,
     write_metrics,
 )
-from silomix.demo.tables import DemoData, write_csv
+from silomix.demo.tables import DemoData, Table, write_csv
 
 # Chosen once on synthetic data (docs/decisions/0006-demo-defaults.md), never on a user's records.
 CLIP, RADIUS = 0.25, 50.0
@@ -73,12 +74,17 @@ class DemoOptions:
 
     @property
     def minimum(self) -> int:
-        return self.minimum_batch or max(2, ceil(0.8 * self.asked))
+        return self.minimum_batch or usual_minimum(self.asked)
 
     @property
     def asked(self) -> int:
         """Silos that a round asks."""
         return self.participants or self.silos
+
+
+def usual_minimum(asked: int) -> int:
+    """Fewest reports that a batch may have, unless somebody says otherwise."""
+    return min(asked, max(2, ceil(0.8 * asked)))
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -120,15 +126,6 @@ def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
 
 
 def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Consortium:
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        reason = problem.strerror
-        raise DemoFailed(f"cannot make {options.out}: {reason}; choose another folder") from problem
-    if any(options.out.iterdir()):
-        raise DemoFailed(f"{options.out} is not empty (keys and ledgers?); choose another folder")
-    ports = free_ports(3 + options.mixes)
-    fleet, channel, control, *mixes = (f"127.0.0.1:{port}" for port in ports)
     choices = StudyChoices(
         name=f"{data.name} demo",
         algorithm=options.algorithm,
@@ -142,18 +139,50 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         tokens=options.tokens,
         participants=options.participants,
     )
-    made = create(
+    return lay_out(
         options.out,
         data.task,
-        tuple(len(silo.labels) for silo in data.silos),
+        data.silos,
         choices,
-        Addresses(fleet, channel, control, tuple(mixes)),
+        mixes=options.mixes,
+        holdout=data.holdout,
         lease_rounds=options.lease_rounds,
-        holdout=True,
     )
-    write_csv(data.holdout, data.task, made.server.parent / "holdout.csv")
-    for config, records in zip(made.silos, data.silos, strict=True):
-        write_csv(records, data.task, config.parent / "data.csv")
+
+
+def lay_out(
+    folder: Path,
+    task: Task,
+    silos: Sequence[Table],
+    choices: StudyChoices,
+    *,
+    mixes: int,
+    holdout: Table | None = None,
+    lease_rounds: int = 50,
+) -> Consortium:
+    """A consortium on free ports of this machine in a new or empty folder, everybody's data too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        reason = problem.strerror
+        raise DemoFailed(f"cannot make {folder}: {reason}; choose another folder") from problem
+    if any(folder.iterdir()):
+        raise DemoFailed(f"{folder} is not empty (keys and ledgers?); choose another folder")
+    ports = free_ports(3 + mixes)
+    fleet, channel, control, *chain = (f"127.0.0.1:{port}" for port in ports)
+    made = create(
+        folder,
+        task,
+        tuple(len(silo) for silo in silos),
+        choices,
+        Addresses(fleet, channel, control, tuple(chain)),
+        lease_rounds=lease_rounds,
+        holdout=holdout is not None,
+    )
+    if holdout is not None:
+        write_csv(holdout, task, made.server.parent / "holdout.csv")
+    for config, records in zip(made.silos, silos, strict=True):
+        write_csv(records, task, config.parent / "data.csv")
     return made
 
 
@@ -172,36 +201,50 @@ def _run_consortium(
     options: DemoOptions, made: Consortium, data: DemoData, console: Console, started: float
 ) -> Summary:
     console.print(f"{data.name}: {data.describes}")
-    logs = options.out / "logs"
-    logs.mkdir()
-    with Processes(logs) as processes:
-        server = processes.start(Role.SERVER, made.server)
-        for config in made.mixes:
-            processes.start(Role.MIX, config)
-        for config in made.silos:
-            _approve(config, made, console)
-            processes.start(Role.SILO, config)
-        plain = options.plain or not console.is_terminal
+    plain = options.plain or not console.is_terminal
+    with started_processes(made, console.print) as processes:
         display = PlainDisplay(console) if plain else LiveDisplay(console)
         with display:
-            while server.child.poll() is None:
-                processes.check()
-                processes.measure()
+            for _ in while_running(processes):
                 display.show(_moment(made, processes, time.monotonic() - started))
-                time.sleep(_REFRESH_S)
-            display.show(_moment(made, processes, time.monotonic() - started))
-        processes.check()
         peaks = {role: round(peak, 1) for role, peak in processes.peak_rss_mb.items()}
     return _finish(options, made, data, peaks, started)
 
 
-def _approve(config: Path, made: Consortium, console: Console) -> None:
-    """What `silomix silo approve` does, for one of the demo's own silos."""
+@contextmanager
+def started_processes(made: Consortium, say: Callable[[str], None]) -> Iterator[Processes]:
+    """Server, mixes and silos as processes, each silo's approval said; all end with the block."""
+    logs = made.folder / "logs"
+    logs.mkdir()
+    with Processes(logs) as processes:
+        processes.start(Role.SERVER, made.server)
+        for config in made.mixes:
+            processes.start(Role.MIX, config)
+        for config in made.silos:
+            say(_approve(config, made))
+            processes.start(Role.SILO, config)
+        yield processes
+
+
+def while_running(processes: Processes) -> Iterator[None]:
+    """Again and again until the server ends, and once after; ChildFailed if a process failed."""
+    server = next(each for each in processes.running if each.role is Role.SERVER)
+    while server.child.poll() is None:
+        processes.check()
+        processes.measure()
+        yield
+        time.sleep(_REFRESH_S)
+    yield
+    processes.check()
+
+
+def _approve(config: Path, made: Consortium) -> str:
+    """What `silomix silo approve` does, for one of the silos of this machine; what to say of it."""
     settings = load_silo(config)
     reviewed = review(settings, (made.folder / "study.toml").read_bytes())
     approve(settings, reviewed, datetime.now(UTC))
     lifetime = settings.policy.budgets[MAIN].target
-    console.print(
+    return (
         f"{settings.name} approves study {made.study.short_id}: {len(reviewed.records)} records, "
         f"ε {reviewed.epsilon:.3f} of its policy's {lifetime.epsilon:g}"
     )

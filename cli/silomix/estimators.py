@@ -1,0 +1,393 @@
+"""silomix for notebooks: a classifier that is fitted on many silos' records, each kept private.
+
+    model = FederatedClassifier(bounds=[(18, 100), (80, 200)], epsilon=2, delta=1e-6)
+    model.fit([(X_a, y_a), (X_b, y_b), (X_c, y_c)])
+    model.predict(X_new); print(model.privacy_)
+
+`fit` runs the study in one process: the silos' own reporters and the coordinator's own algorithm,
+as `silomix simulate` does.  `fit_over_network` runs the same study with real processes on this
+machine.  `from_study` loads the model of a study that hospitals ran.  Works with scikit-learn's
+`clone` and does not need scikit-learn.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from inspect import signature
+from math import sqrt
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
+from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.federation import Rehearsal, rehearsal
+from silomix_core.losses import LossName
+from silomix_core.mechanism import Participant
+from silomix_core.task import Feature, Scaling, Task
+from silomix_core.update import Records
+
+from silomix.demo.evaluate import scores
+from silomix.demo.summary import PROTECTS_AGAINST
+from silomix.demo.tables import Floats, Table
+from silomix.history import Callback, Line, round_line, scored
+
+Labelled = tuple[ArrayLike, ArrayLike]
+Choice = TypeVar("Choice", bound=Enum)
+_LOSSES = (LossName.LOGISTIC, LossName.HINGE)  # of labels −1 and +1
+
+
+class NotFitted(ValueError, AttributeError):
+    """Asked for a model before there was one."""
+
+
+class FederatedClassifier:
+    """Linear classification of two classes, private for every record of every silo.
+
+    bounds: (low, high) of each feature, or one pair for all.  Public knowledge, agreed before
+        anybody looks at records; values beyond are clamped, missing ones (NaN) become the middle.
+    epsilon, delta: of everything that a silo sends in all rounds together, one record replaced.
+    algorithm, rounds: one of `silomix algorithms`, and how many rounds it may take at most.
+    loss: "logistic", or "hinge" for the algorithms that need no smoothness.
+    classes: the two labels, the second being the positive one; public, like the bounds.
+    participants: silos that a round asks, drawn anew for each; all unless given.
+    clip: bound on the norm of a record's gradient; radius: of the ball that the model is kept in;
+        ridge: of the public term ridge/2·‖w‖².
+    scaling: "unit-ball" divides all records by the same number, "unit-sphere" each by its norm.
+    bias: value of the constant feature that stands for the intercept.
+    random_state: seed of who is asked and of all noise, to repeat an experiment.  Noise that can
+        be repeated protects nobody; without a seed it comes from a cryptographic generator.
+
+    After fitting: weights_ (the model, of scaled features and bias), coef_ (1, features) and
+    intercept_ (1,), classes_, n_features_in_, n_iter_ (rounds), history_ (a line per round) and
+    privacy_ (what is promised, to whom, on which condition).  Within the bounds
+    decision_function(X) = X @ coef_.T + intercept_, up to the 16 bits that features are rounded
+    to; with "unit-sphere" the same holds of scaled records.
+    """
+
+    def __init__(
+        self,
+        *,
+        bounds: ArrayLike | None = None,
+        epsilon: float = 2.0,
+        delta: float = 1e-6,
+        algorithm: str = "noisy-mb-sgd",
+        rounds: int = 60,
+        loss: str = "logistic",
+        classes: Sequence[Any] = (0, 1),
+        participants: int | None = None,
+        clip: float = 0.25,
+        radius: float = 50.0,
+        ridge: float = 0.0,
+        scaling: str = "unit-ball",
+        bias: float = 0.3,
+        random_state: int | Sequence[int] | None = None,
+    ) -> None:
+        self.bounds = bounds
+        self.epsilon = epsilon
+        self.delta = delta
+        self.algorithm = algorithm
+        self.rounds = rounds
+        self.loss = loss
+        self.classes = classes
+        self.participants = participants
+        self.clip = clip
+        self.radius = radius
+        self.ridge = ridge
+        self.scaling = scaling
+        self.bias = bias
+        self.random_state = random_state
+
+    # Fitting ------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        silos: Sequence[Labelled],
+        *,
+        holdout: Labelled | None = None,
+        callback: Callback | None = None,
+    ) -> Self:
+        """Run the study in this process; `silos` is a list of (X, y), one pair for each silo.
+
+        With a public hold-out (X, y), on which nobody's privacy depends, every line of `history_`
+        has its loss and error.  `callback` is given each line as soon as it is there.
+        """
+        task, tables = self._tables(silos)
+        held_out = None if holdout is None else self._table(task, holdout, "the hold-out")
+        made = self._rehearsal(task, tables)
+        lines: list[Line] = []
+
+        def advance(model: Floats) -> None:
+            line = round_line(len(lines) + 1, made.mechanism, made.setting.participants)
+            lines.append(line | scored(model, held_out, task))
+            if callback is not None:
+                callback(lines[-1])
+
+        records = [Records(task.encode(each.values), 2 * each.labels - 1) for each in tables]
+        seeded = self.random_state is not None
+        weights = made.run(
+            records,
+            np.random.default_rng(self.random_state),
+            random_bytes=None if seeded else _fresh_bytes(),
+            advance=advance,
+        )
+        noise = (
+            "random_state makes its noise repeatable, which by itself ends all protection"
+            if seeded
+            else "its noise was drawn afresh and is repeatable only with random_state"
+        )
+        condition = (
+            "Simulated in one process: true only if every silo's X and y stay with the silo, and "
+            f"not of whoever ran this; {noise}."
+        )
+        return self._fitted(task, weights, lines, condition)
+
+    def fit_over_network(
+        self,
+        silos: Sequence[Labelled],
+        *,
+        holdout: Labelled | None = None,
+        callback: Callback | None = None,
+        folder: Path | str | None = None,
+        mixes: int = 2,
+    ) -> Self:
+        """Run the study with a server, mixes and silos as processes of this machine.
+
+        Everything goes through `folder` (new or empty; each party's keys, records and log stay
+        there), else through a temporary one.  What `fit` says of the arguments holds here too.
+        """
+        try:
+            from silomix.local_network import DEADLINE_S, run_here, usual_minimum
+        except ModuleNotFoundError as missing:
+            raise ModuleNotFoundError(
+                f"fit_over_network needs {missing.name}; install silomix[demo]"
+            ) from missing
+        from silomix.consortium import StudyChoices
+
+        if self.random_state is not None:
+            raise ValueError("random_state: a silo's process has no seeded noise; use None, or fit")
+        task, tables = self._tables(silos)
+        held_out = None if holdout is None else self._table(task, holdout, "the hold-out")
+        made = self._rehearsal(task, tables)
+        choices = StudyChoices(
+            name="from Python",
+            algorithm=self.algorithm,
+            rounds=self.rounds,
+            radius=self.radius,
+            clip=self.clip,
+            target=PrivacyTarget(self.epsilon, self.delta),
+            minimum_batch=usual_minimum(made.setting.participants),
+            deadline_s=DEADLINE_S,
+            participants=self.participants,
+            ridge=self.ridge,
+        )
+        with TemporaryDirectory(prefix="silomix-") as temporary:
+            place = Path(folder) if folder is not None else Path(temporary) / "study"
+            lines, weights = run_here(
+                place, task, tables, choices, mixes=mixes, holdout=held_out, callback=callback
+            )
+        condition = (
+            "Run by real processes of this machine, the silos' ledgers charged; whoever owns the "
+            "machine saw all records."
+        )
+        return self._fitted(task, weights, lines, condition)
+
+    @classmethod
+    def from_study(cls, study: Path | str, model: Path | str) -> Self:
+        """The finished model of a study: its study.toml and the server's model.npz."""
+        from silomix_protocol.files import named, read_study
+
+        with named(Path(study), ValueError):
+            agreed = read_study(Path(study))
+        with np.load(model) as saved:
+            owner, weights = str(saved["study"]), np.array(saved["weights"])
+        if owner != agreed.identity.hex():
+            raise ValueError(
+                f"{model} belongs to study {owner[:12]}, not to {study} ({agreed.short_id})"
+            )
+        task = agreed.task
+        loaded = cls(
+            bounds=[(each.low, each.high) for each in task.features for _ in range(each.count)],
+            epsilon=agreed.target.epsilon,
+            delta=agreed.target.delta,
+            algorithm=agreed.algorithm,
+            rounds=agreed.most_rounds,
+            loss=task.loss.value,
+            participants=agreed.participants if agreed.participants < len(agreed.silos) else None,
+            clip=agreed.clip,
+            radius=agreed.radius,
+            ridge=agreed.ridge,
+            scaling=task.scaling.value,
+            bias=task.bias,
+        )
+        condition = f"Study {agreed.short_id} ({agreed.name}), as each silo's ledger kept it."
+        if own := sum(silo.target is not None for silo in agreed.silos):
+            condition += f" Of its silos {own} have another (ε, δ), which the study lists."
+        lines = [
+            round_line(number, agreed.mechanism(), agreed.participants)
+            for number in range(1, agreed.rounds + 1)
+        ]
+        return loaded._fitted(task, weights, lines, condition)
+
+    # Using the model ----------------------------------------------------------------------------
+
+    def decision_function(self, X: ArrayLike) -> Floats:  # noqa: N803
+        """Scores (n,): above 0 for the second class."""
+        if not hasattr(self, "weights_"):
+            raise NotFitted("there is no model yet; call fit, fit_over_network or from_study")
+        return scores(self.weights_, _values(self._task, X, "X"), self._task)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
+        """The class of each record (n,)."""
+        chosen = (self.decision_function(X) > 0).astype(np.int64)
+        return self.classes_[chosen]
+
+    def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
+        """Probabilities (n, 2) of the two classes; for the logistic loss only."""
+        if self.loss != LossName.LOGISTIC.value:
+            raise AttributeError(f"the {self.loss} loss has no probabilities; use predict")
+        positive = 0.5 + 0.5 * np.tanh(0.5 * self.decision_function(X))
+        return np.column_stack([1 - positive, positive])
+
+    def score(self, X: ArrayLike, y: ArrayLike) -> float:  # noqa: N803
+        """The share of records that are classified correctly."""
+        return float(np.mean(self.predict(X) == np.asarray(y)))
+
+    # What scikit-learn asks of an estimator -----------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 scikit-learn's
+        """The arguments of the constructor, by name."""
+        return {name: getattr(self, name) for name in signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor; takes effect with the next fit."""
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(f"no parameter {name!r}; there are {', '.join(known)}")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        usual = signature(type(self)).parameters
+        given = [
+            f"{name}={value!r:.60}"
+            for name, value in self.get_params().items()
+            if value is not usual[name].default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    # From arguments to a study ------------------------------------------------------------------
+
+    def _tables(self, silos: Sequence[Labelled]) -> tuple[Task, list[Table]]:
+        """The task, and the silos' records as the command line has them."""
+        if len(self.classes) != 2:
+            raise ValueError(f"classes: two labels, the positive one second; got {self.classes!r}")
+        if not len(silos):
+            raise ValueError("silos: a list of (X, y), at least one")
+        bounds = _checked_bounds(self.bounds)
+        columns = len(bounds) if bounds.ndim == 2 else np.shape(silos[0][0])[-1]
+        features = tuple(
+            Feature(f"x{number}", low, high, (low + high) / 2)
+            for number, (low, high) in enumerate(
+                np.broadcast_to(bounds, (columns, 2)).tolist(), start=1
+            )
+        )
+        loss, scaling = _named(_LOSSES, self.loss), _named(Scaling, self.scaling)
+        task = Task(loss, "label", features, scaling, self.bias)
+        return task, [self._table(task, each, f"silo {index}") for index, each in enumerate(silos)]
+
+    def _table(self, task: Task, labelled: Labelled, whose: str) -> Table:
+        values, outcomes = _values(task, labelled[0], f"X of {whose}"), np.asarray(labelled[1])
+        if outcomes.shape != (len(values),):
+            raise ValueError(f"y of {whose}: {len(values)} labels expected, got {outcomes.shape}")
+        negative, positive = self.classes
+        labels = (outcomes == positive).astype(np.float64)
+        strange = outcomes[(outcomes != positive) & (outcomes != negative)]
+        if len(strange):
+            raise ValueError(
+                f"y of {whose}: {strange.tolist()[0]!r} is none of classes={self.classes!r}; "
+                "labels are public knowledge and are not collected from the silos"
+            )
+        return Table(values, labels)
+
+    def _rehearsal(self, task: Task, tables: Sequence[Table]) -> Rehearsal:
+        target, entry = PrivacyTarget(self.epsilon, self.delta), algorithm(self.algorithm)
+        if entry.needs_smooth and task.smoothness == np.inf:
+            raise ValueError(f"{self.algorithm} needs a loss without kinks, {self.loss} has one")
+        if self.participants is not None and not 1 <= self.participants <= len(tables):
+            raise ValueError(
+                f"participants: 1 to {len(tables)}, the silos; got {self.participants}"
+            )
+        return rehearsal(
+            task,
+            entry,
+            [Participant(len(each), target) for each in tables],
+            rounds=self.rounds,
+            radius=self.radius,
+            clip=self.clip,
+            ridge=self.ridge,
+            asked=self.participants,
+        )
+
+    def _fitted(self, task: Task, weights: Floats, lines: list[Line], condition: str) -> Self:
+        self._task = task
+        self.weights_, self.history_, self.n_iter_ = weights, lines, len(lines)
+        self.classes_ = np.array(list(self.classes))
+        self.n_features_in_ = len(task.columns)
+        self.coef_, self.intercept_ = _raw_line(task, weights)
+        self.privacy_ = (
+            f"ε = {self.epsilon:g}, δ = {self.delta:g} ({ADJACENCY}) for everything that a silo "
+            f"sends in all {len(lines)} rounds, against {PROTECTS_AGAINST}. {condition} "
+            "Every further fit on the same records spends as much again."
+        )
+        return self
+
+
+def _named(known: Iterable[Choice], name: str) -> Choice:
+    by_name = {each.value: each for each in known}
+    if name not in by_name:
+        raise ValueError(f"{name!r} is not one of {', '.join(by_name)}")
+    return by_name[name]
+
+
+def _checked_bounds(bounds: ArrayLike | None) -> Floats:
+    if bounds is None:
+        raise ValueError(
+            "bounds: give the public (low, high) of each feature, or one pair for all. They are "
+            "never measured on the records: a minimum or maximum belongs to one person, and no "
+            "noise would cover it"
+        )
+    found = np.asarray(bounds, dtype=np.float64)
+    if found.ndim not in (1, 2) or found.shape[-1] != 2:
+        raise ValueError(
+            f"bounds: one pair (low, high), or one for each feature; got shape {found.shape}"
+        )
+    return found
+
+
+def _values(task: Task, given: ArrayLike, what: str) -> Floats:
+    values = np.asarray(given, dtype=np.float64)
+    columns = len(task.columns)
+    if values.ndim != 2 or values.shape[1] != columns:
+        raise ValueError(f"{what}: (records, {columns}) expected, got {values.shape}")
+    return values
+
+
+def _raw_line(task: Task, weights: Floats) -> tuple[Floats, Floats]:
+    """The weights of raw values (1, columns) and the constant (1,); see `Task.encode`."""
+    intercept = weights[-1:] * task.bias
+    if task.scaling is not Scaling.UNIT_BALL:
+        return weights[None, :-1].copy(), intercept
+    counts = [feature.count for feature in task.features]
+    low = np.repeat([feature.low for feature in task.features], counts)
+    high = np.repeat([feature.high for feature in task.features], counts)
+    slopes = weights[:-1] * 2 / (high - low) / sqrt(len(low))
+    return slopes[None, :], intercept - slopes @ (low + high) / 2
+
+
+def _fresh_bytes() -> Callable[[int], bytes]:
+    from silomix_client.keystream import fresh_keystream
+
+    return fresh_keystream()

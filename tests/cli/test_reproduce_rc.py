@@ -1,0 +1,46 @@
+"""The bounds of the random check-ins paper: printed formulas, claims that can fail, the picture."""
+
+from dataclasses import replace
+from decimal import Decimal, getcontext
+from pathlib import Path
+
+import pytest
+from silomix.reproduce import rc
+
+getcontext().prec = 40
+ROWS = rc.figure_2(epsilons_0=(0.2, 0.5, 0.8, 1.0, 1.5))
+
+
+def test_the_older_bound_is_the_printed_one() -> None:
+    """ε = 2e^{2ε₀}(e^ε₀ − 1)(e^{2e^{2ε₀}(e^ε₀ − 1)/n} − 1) + 2e^{2ε₀}(e^ε₀ − 1)√(2 ln(1/δ)/n)."""
+    local, count, delta = Decimal("0.7"), Decimal(10**4), Decimal("1e-6")
+    grow = 2 * (2 * local).exp() * (local.exp() - 1)
+    printed = grow * ((grow / count).exp() - 1) + grow * (2 * (1 / delta).ln() / count).sqrt()
+    assert rc.older_bound(0.7, 10**4) == pytest.approx(float(printed), rel=1e-12)
+
+
+def test_every_claim_of_the_paper_holds_for_its_own_formulas() -> None:
+    found = rc.claims(ROWS, rc.table_1())
+    assert [claim.says for claim in found if not claim.holds] == []
+    assert len(found) == 8
+
+
+def test_a_claim_fails_when_the_figures_say_so() -> None:
+    table = rc.table_1()
+
+    def failing(rows: list[rc.Row], lines: list[rc.Growth]) -> list[int]:
+        return [index for index, claim in enumerate(rc.claims(rows, lines)) if not claim.holds]
+
+    assert failing([replace(row, theorem=6 * row.older) for row in ROWS], table) == [0, 2]
+    assert failing([replace(row, numerical=2 * row.theorem) for row in ROWS], table) == [7]
+    steeper = [replace(line, measured_in_epsilon_0=2.8) for line in table]
+    assert failing(ROWS, steeper) == [3, 4, 5, 6]
+
+
+def test_the_numerical_bound_never_exceeds_the_local_guarantee() -> None:
+    assert all(row.numerical <= row.epsilon_0 for row in ROWS)
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    rc.draw(ROWS, tmp_path / "figure2.png")
+    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
