@@ -5,7 +5,6 @@ does.  A refused question ends the stream with the refusal's status; the next on
 """
 
 import asyncio
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -39,14 +38,22 @@ class Asking(Generic[Question, Answer]):
 
 
 async def _asked(call: Any, question: object) -> Any:
-    with suppress(asyncio.InvalidStateError):  # the peer has just ended the stream: `read` says how
+    try:
         await call.write(question)
+    except asyncio.InvalidStateError:
+        pass  # the peer has just ended the stream: `read` says how
+    except grpc.aio.AioRpcError as error:
+        # INTERNAL here is gRPC's word for a stream that died; a peer's own comes out of `read`
+        raise (_gone() if error.code() is grpc.StatusCode.INTERNAL else error) from error
     answer = await call.read()
     if answer is grpc.aio.EOF:
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.UNAVAILABLE,
-            grpc.aio.Metadata(),
-            grpc.aio.Metadata(),
-            "the peer closed the stream",
-        )
+        raise _gone()
     return answer
+
+
+def _gone() -> grpc.aio.AioRpcError:
+    """As when nobody answers: ask again."""
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, nothing, nothing, "the peer ended the stream"
+    )

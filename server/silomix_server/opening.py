@@ -20,7 +20,7 @@ from silomix_protocol.keys import SealKey
 from silomix_protocol.onion import UnopenableLayer, open_at_server, open_gates
 from silomix_protocol.tokens import TOKEN_BYTES, Token
 
-from silomix_server.spool import Spool
+from silomix_server.spool import IN_MEMORY, Spool
 from silomix_server.token_desk import TokenDesk
 
 
@@ -40,50 +40,78 @@ class Opened:
         return self.unopenable + self.injected + self.repeated + self.malformed
 
 
+@dataclass(frozen=True, slots=True)
+class _Wrapped:
+    """A report of the batch behind its gates; a large one is taken out of the batch once more.
+
+    What is without the server's layer is kept in memory only: the batch's file stays as it came.
+    """
+
+    place: int
+    nonce: bytes  # of its token
+    closed: bytes | None
+
+
 class Opening:
     """The opening of one batch."""
 
     def __init__(
-        self, descriptor: Descriptor, mechanism: Mechanism, tokens: TokenDesk | None
+        self,
+        descriptor: Descriptor,
+        server_key: SealKey,
+        mechanism: Mechanism,
+        tokens: TokenDesk | None,
     ) -> None:
-        self._descriptor, self._mechanism, self._tokens = descriptor, mechanism, tokens
-        self._result = Opened(np.zeros(mechanism.dimension, dtype=np.int64))
-        self._closed: list[tuple[bytes, int]] = []  # nonce of its token, place of the report
-        self._closed_bytes = 0
+        self._descriptor, self._server_key = descriptor, server_key
+        self._mechanism, self._tokens = mechanism, tokens
+        self.result = Opened(np.zeros(mechanism.dimension, dtype=np.int64))
+        self._wrapped: list[_Wrapped] = []
+        self._room = IN_MEMORY
+        self._given_up = False
 
-    def unwrap(self, reports: Spool, server_key: SealKey) -> None:
-        """Keep, in place of each gated report, what its gates close; forget those to be dropped."""
+    def give_up(self) -> None:
+        """`unwrap`, in whatever thread it is, ends after the report at hand."""
+        self._given_up = True
+
+    def unwrap(self, reports: Spool) -> None:
+        """Read every token; forget the reports that are dropped."""
         for place, gated in enumerate(reports):
+            if self._given_up:
+                return
             try:
-                content = open_at_server(gated, server_key, self._descriptor.digest)
+                token, closed = self._at_server(gated)
             except UnopenableLayer:
-                self._result.unopenable += 1
+                self.result.unopenable += 1
                 continue
-            nonce, closed = b"", content
-            if self._tokens is not None:
-                token, closed = Token.from_bytes(content[:TOKEN_BYTES]), content[TOKEN_BYTES:]
-                if not self._tokens.valid(self._descriptor.round, token):
-                    self._result.injected += 1
-                    continue
-                nonce = token.nonce
-            reports.replace(place, closed)
-            self._closed_bytes = len(closed)
-            self._closed.append((nonce, place))
-        self._drop_repeated()
+            if token is not None and not self._is_ours(token):
+                self.result.injected += 1
+                continue
+            self._room -= len(closed)
+            nonce = token.nonce if token is not None else b""
+            self._wrapped.append(_Wrapped(place, nonce, closed if self._room >= 0 else None))
+        if self._tokens is not None:
+            self._drop_repeated()
+
+    def _at_server(self, gated: bytes) -> tuple[Token | None, bytes]:
+        content = open_at_server(gated, self._server_key, self._descriptor.digest)
+        if self._tokens is None:
+            return None, content
+        return Token.from_bytes(content[:TOKEN_BYTES]), content[TOKEN_BYTES:]
+
+    def _is_ours(self, token: Token) -> bool:
+        return self._tokens is not None and self._tokens.valid(self._descriptor.round, token)
 
     def _drop_repeated(self) -> None:
-        if self._tokens is None:
-            return
-        times = Counter(nonce for nonce, _ in self._closed)
-        self._result.repeated = sum(count for count in times.values() if count > 1)
-        self._closed = [each for each in self._closed if times[each[0]] == 1]
+        times = Counter(each.nonce for each in self._wrapped)
+        self.result.repeated = sum(count for count in times.values() if count > 1)
+        self._wrapped = [each for each in self._wrapped if times[each.nonce] == 1]
 
     def add_up(self, reports: Spool, released: Sequence[SealKey]) -> Opened:
         """The sum of what was unwrapped; `released` has every mix's key, none without a gate."""
-        result = self._result
-        for _, place in self._closed:
+        result = self.result
+        for each in self._wrapped:
             try:
-                closed = reports[place][: self._closed_bytes]
+                closed = each.closed or self._at_server(reports[each.place])[1]
                 report = open_gates(closed, released, self._descriptor.digest)
                 result.total += decode_report(report, self._mechanism)
             except UnopenableLayer:

@@ -173,17 +173,18 @@ class Rounds:
 
     async def _finish(self, course: _Course, attempt: _Attempt, batch: Batch) -> Outcome:
         """Take off our own layer while the gate is still closed, then open the rest and sum."""
-        opening = Opening(attempt.descriptor, self._mechanism, self._tokens)
-        unwrapping = asyncio.create_task(
-            asyncio.to_thread(opening.unwrap, batch.reports, attempt.server_key)
-        )
+        opening = Opening(attempt.descriptor, attempt.server_key, self._mechanism, self._tokens)
+        unwrapping = asyncio.create_task(asyncio.to_thread(opening.unwrap, batch.reports))
         try:
             released = await self._released(attempt, batch)
-        finally:
-            await unwrapping
-        if released is None:
-            return _void(course, batch.dropped)
-        opened = await asyncio.to_thread(opening.add_up, batch.reports, released)
+        except BaseException:
+            opening.give_up()
+            await asyncio.wait([unwrapping])  # its thread reads a file that is about to be closed
+            raise
+        await unwrapping
+        opened = opening.result
+        if released is not None:
+            opened = await asyncio.to_thread(opening.add_up, batch.reports, released)
         return self._outcome(course, batch, opened)
 
     async def _released(self, attempt: _Attempt, batch: Batch) -> tuple[SealKey, ...] | None:

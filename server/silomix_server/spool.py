@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
-_IN_MEMORY = 4 * 2**20
+IN_MEMORY = 4 * 2**20
 
 
 class Spool:
     def __init__(self, folder: Path, report_bytes: int) -> None:
         self._file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(  # noqa: SIM115
-            _IN_MEMORY, dir=str(folder)
+            IN_MEMORY, dir=str(folder)
         )
         self._report_bytes = report_bytes
         self._count = 0
@@ -28,13 +28,6 @@ class Spool:
         self._file.seek(0, 2)
         self._file.write(report)
         self._count += 1
-
-    def replace(self, place: int, content: bytes) -> None:
-        """Keep something shorter in a report's place: the first bytes of what is read there."""
-        if not 0 <= place < self._count or len(content) > self._report_bytes:
-            raise ValueError(f"place {place} has no room for {len(content)} bytes")
-        self._file.seek(place * self._report_bytes)
-        self._file.write(content)
 
     def __getitem__(self, place: int) -> bytes:
         if not 0 <= place < self._count:

@@ -31,7 +31,7 @@ _VERSION = 1
 class TokenDesk:
     """Issues the tokens of a study and knows them again.
 
-    `issue` may run in any thread; the rest belongs to the coordinator's own.
+    `issue` may run in any thread, `valid` beside everything but `public_keys`.
     """
 
     def __init__(self, study: Study, state: Path) -> None:

@@ -25,6 +25,10 @@ class SecondBatch(Refused):
     """The previous mix sent another batch for a round whose batch was already taken."""
 
 
+class Stopping(Refused):
+    """The mix is being stopped: rounds under way go on, none begins."""
+
+
 class GateClosed(Refused):
     """Too few silos confirmed that their reports are in the batch."""
 

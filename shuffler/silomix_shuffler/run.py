@@ -56,7 +56,8 @@ async def _serve(config: MixConfig) -> None:
     )
     is_first = any(place(study, config.name) == 0 for study in config.studies)
     server = identity.server(config.listen, many_senders=is_first)
-    mix_pb2_grpc.add_MixServicer_to_server(MixService(rounds, sign_key, metrics), server)
+    service = MixService(rounds, sign_key, metrics)
+    mix_pb2_grpc.add_MixServicer_to_server(service, server)
     watch = None
     if config.metrics_listen is not None:
         watch = MetricsServer(config.metrics_listen, metrics, rounds.problems)
@@ -70,6 +71,7 @@ async def _serve(config: MixConfig) -> None:
         watch.start()
     logs.event("mix_ready", listen=config.listen, studies=len(config.studies))
     await stop.wait()
+    service.stopping = True  # streams that are open would otherwise be listened to a little longer
     await server.stop(_GRACE_S)
     if watch is not None:
         await asyncio.to_thread(watch.stop)

@@ -1,7 +1,8 @@
 """The mix on the network: the RPC edge.
 
-Coordinator → Prepare, Open, Collect, Release, Abandon; silos → Submit (first mix); previous mix →
-Forward.  Decodes, checks who is calling, lets the rounds take their steps, counts what it refuses.
+Coordinator → Prepare, Open, Collect, Commit, Release, Abandon; silos → Submit (first mix); previous
+mix → Forward.  Decodes, checks who is calling, lets the rounds take their steps, counts what it
+refuses.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from silomix_shuffler.errors import (
     Refused,
     ReplayedReport,
     SecondBatch,
+    Stopping,
     TooMuch,
     WrongLength,
     WrongRound,
@@ -52,6 +54,7 @@ _KINDS: dict[type[Exception], tuple[grpc.StatusCode, str]] = {
     UnknownPeer: (grpc.StatusCode.PERMISSION_DENIED, "unknown_peer"),
     ReplayedReport: (grpc.StatusCode.FAILED_PRECONDITION, "replayed_report"),
     SecondBatch: (grpc.StatusCode.FAILED_PRECONDITION, "second_batch"),
+    Stopping: (grpc.StatusCode.UNAVAILABLE, "stopping"),
     GateClosed: (grpc.StatusCode.FAILED_PRECONDITION, "gate_closed"),
     NoRoom: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),
     TooMuch: (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_much"),
@@ -72,6 +75,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         self._rounds = rounds
         self._sign_key = sign_key
         self._metrics = metrics
+        self.stopping = False  # no round is begun any more, those under way go on
 
     # The coordinator ----------------------------------------------------------------------------
 
@@ -102,6 +106,8 @@ class MixService(mix_pb2_grpc.MixServicer):
         self, request: round_pb2.SignedDescriptor, context: ServerContext
     ) -> mix_pb2.RoundIsOpen:
         _coordinator_only(self._rounds.study(study_of(request)), context)
+        if self.stopping:
+            raise Stopping("this mix is being stopped")
         await self._rounds.open(request)
         return mix_pb2.RoundIsOpen()
 

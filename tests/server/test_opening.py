@@ -43,8 +43,8 @@ def opened(
     study = round_.study
     desk = TokenDesk(study, folder) if study.batching.tokens else None
     try:
-        opening = Opening(round_.descriptor, study.mechanism(), desk)
-        opening.unwrap(spool, round_.server)
+        opening = Opening(round_.descriptor, round_.server, study.mechanism(), desk)
+        opening.unwrap(spool)
         return opening.add_up(spool, round_.released if released is None else released)
     finally:
         spool.close()
@@ -136,6 +136,43 @@ def test_whatever_is_mixed_in_the_sum_is_that_of_the_silos(
     accepted = kinds.count("silo") + (kinds.count("shared") == 1)
     assert (result.accepted, result.dropped) == (accepted, len(kinds) - accepted)
     assert set(result.total.tolist()) == {5 * accepted}
+
+
+def test_a_batch_that_is_too_large_for_memory_gives_the_same_sum_and_stays_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that it waits in never holds what only our key hides; a study without a gate."""
+    monkeypatch.setattr("silomix_server.opening.IN_MEMORY", 0)
+    for gate in (True, False):
+        round_ = asked(make_parties(gate=gate))
+        token = round_.payload(b"")
+        shared = [gated(round_, token + report_of(round_.study, value)) for value in (50, 60)]
+        batch = [shared[0], reported(round_, 7), reported(round_, 8), shared[1]]
+        folder = tmp_path / str(gate)
+        folder.mkdir()
+        spool = Spool(folder, len(batch[0]))
+        for report in batch:
+            spool.append(report)
+        write_secret(folder / SEED, TOKEN_SEED)
+        desk = TokenDesk(round_.study, folder)
+        opening = Opening(round_.descriptor, round_.server, round_.study.mechanism(), desk)
+        opening.unwrap(spool)
+        assert list(spool) == batch
+        assert set(opening.add_up(spool, round_.released).total.tolist()) == {15}
+        assert list(spool) == batch
+        spool.close()
+        desk.close()
+
+
+def test_giving_up_ends_the_reading_of_tokens(tmp_path: Path) -> None:
+    round_ = asked(make_parties(tokens=False))
+    spool = Spool(tmp_path, len(reported(round_, 1)))
+    spool.append(reported(round_, 1))
+    opening = Opening(round_.descriptor, round_.server, round_.study.mechanism(), None)
+    opening.give_up()
+    opening.unwrap(spool)
+    assert not opening.add_up(spool, round_.released).accepted
+    spool.close()
 
 
 def test_a_large_batch_waits_in_a_file_that_has_no_name(tmp_path: Path) -> None:

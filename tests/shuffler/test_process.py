@@ -6,18 +6,25 @@ from contextlib import AsyncExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 
+import grpc
 import pytest
 import tomli_w
 from silomix.consortium import Consortium
 from silomix.demo.run import free_ports
-from silomix_proto import mix_pb2
+from silomix_proto import mix_pb2, round_pb2
+from silomix_protocol.asking import Asking
 from support.consortia import make_consortium
 from support.mixes import (
+    RPC_S,
     MixProcess,
+    calling,
     collect,
+    described,
     mix_process,
     opened_payloads,
     opened_round,
+    prepared_at,
+    refusal,
     run,
     sealed_reports,
     silo_stream,
@@ -93,6 +100,42 @@ def test_stopped_with_an_open_batch_a_mix_goes_on_with_it(made: Consortium) -> N
             assert len((await collect(played)).reports) == 3
 
     run(scene(), timeout_s=60.0)
+
+
+def test_a_mix_that_is_being_stopped_begins_no_round_on_a_stream_that_was_open(
+    made: Consortium,
+) -> None:
+    """Silos would be asked, and charged, for a round that goes nowhere."""
+
+    async def scene() -> None:
+        async with mix_process(made.mixes[0]) as first, mix_process(made.mixes[1]):
+            async with calling(made, "server", "mix-1") as stub:
+                opening: Asking[object, object] = Asking(stub.Open)
+                await opening.ask(await descriptor_of(made, 1), RPC_S)
+                later = await descriptor_of(made, 2)
+                first.process.terminate()
+                while await answers(made, "mix-1"):  # until it takes no new calls
+                    pass
+                gone = grpc.StatusCode.UNAVAILABLE
+                assert await refusal(opening.ask(later, RPC_S)) is gone
+            assert await first.process.wait() == 0
+            assert not any("round=2" in line for line in first.log)
+
+    run(scene(), timeout_s=60.0)
+
+
+async def descriptor_of(made: Consortium, number: int) -> round_pb2.SignedDescriptor:
+    keys = [await prepared_at(made, mix.name, number) for mix in made.study.mixes]
+    return described(made, keys, number).descriptor.to_wire()
+
+
+async def answers(made: Consortium, mix: str) -> bool:
+    async with calling(made, "server", mix) as stub:
+        try:
+            await stub.Prepare(mix_pb2.PrepareRequest(study=bytes(32)), timeout=RPC_S)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.UNAVAILABLE
+    return True
 
 
 def test_metrics_and_health_are_served_where_the_operator_says(made: Consortium) -> None:
