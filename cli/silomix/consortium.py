@@ -39,6 +39,7 @@ class StudyChoices:
     gate: bool = True
     tokens: bool = True
     participants: int | None = None  # silos that a round asks; all unless given
+    local_steps: int | None = None  # of a silo in a round, where the algorithm has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,8 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "rounds": choices.rounds,
             "radius": choices.radius,
         }
-        | ({"participants": choices.participants} if choices.participants else {}),
+        | ({"participants": choices.participants} if choices.participants else {})
+        | ({"local_steps": choices.local_steps} if choices.local_steps else {}),
         "privacy": {
             "clip": choices.clip,
             "epsilon": choices.target.epsilon,

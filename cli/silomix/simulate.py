@@ -50,6 +50,7 @@ class SimulateOptions:
     clip: float
     radius: float
     ridge: float
+    local_steps: int
     loss: str
     seeds: int
     processes: int | None
@@ -167,6 +168,7 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
         clip=options.clip,
         ridge=options.ridge,
         asked=options.participants,
+        local_steps=options.local_steps,
     )
     try:
         mechanism = Mechanism.calibrate(
@@ -178,7 +180,8 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
         raise Failure(f"{where}: {impossible}") from impossible
-    rng = np.random.default_rng([trial.seed, 7])
+    rng, plan = np.random.default_rng([trial.seed, 7]), plan_of(setting, mechanism)
+    local = entry.local(plan) if entry.local else None
     reporters = [
         Reporter(
             mechanism,
@@ -186,10 +189,11 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
             Records(task.encode(silo.values), 2 * silo.labels - 1),
             task.loss,
             rng.bytes,
+            local,
         )
         for participant, silo in zip(participants, data.silos, strict=True)
     ]
-    model = run_study(entry, plan_of(setting, mechanism), mechanism, reporters, rng)
+    model = run_study(entry, plan, mechanism, reporters, rng)
     return Outcome(trial, mechanism.rounds, error(model, data.holdout, task), pooled)
 
 

@@ -7,11 +7,10 @@ that anybody can repeat protects nobody.
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Point
 from silomix_core.mechanism import Mechanism
-from silomix_core.reporting import Reporter
+from silomix_core.reporting import Integers, Question, Reporter
 
 
 def run_study(
@@ -24,18 +23,23 @@ def run_study(
 ) -> Point:
     """The model after all rounds; `advance` is given the model so far after each.
 
-    Each round asks as many silos as the setting says, drawn anew.
+    Each round asks as many silos as the setting says, drawn anew.  All reports arrive and are used,
+    so every silo that answered keeps its control variate.
     """
     steps = algorithm.start(plan)
     query = next(steps)
     asked = plan.setting.participants
+    kept = np.zeros((len(reporters), mechanism.dimension), dtype=np.int64)
     for number in range(1, mechanism.rounds + 1):
-        phase = mechanism.phase_of(number)
-        total: NDArray[np.int64] = np.zeros(mechanism.dimension, dtype=np.int64)
+        question = Question(number, query.point, query.control)
+        total: Integers = np.zeros(mechanism.dimension, dtype=np.int64)
         for index in rng.choice(len(reporters), asked, replace=False):
-            total += reporters[index].values(query.point, phase, rng.bytes)
+            report = reporters[index].values(question, rng.bytes, kept[index])
+            kept[index] += report
+            total += report
+        grid = mechanism.grids[mechanism.phase_of(number)]
         try:
-            query = steps.send(Aggregate.of(total, asked, mechanism.grids[phase]))
+            query = steps.send(Aggregate.of(total, asked, grid))
         except StopIteration as end:
             model: Point = end.value
             advance(model)
