@@ -22,6 +22,7 @@ from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.seam import LOCAL_STEPS
 from silomix_core.federation import run_study
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant
@@ -50,12 +51,12 @@ class SimulateOptions:
     clip: float
     radius: float
     ridge: float
-    local_steps: int
     loss: str
     seeds: int
     processes: int | None
     json: Path | None
     png: Path | None
+    local_steps: int = LOCAL_STEPS  # of a silo in a round, where the algorithm has them
 
     def check(self) -> None:
         """Failure for what can be known to be wrong before anything runs."""
