@@ -45,26 +45,33 @@ _LARGEST_STEP = 300.0
 
 
 def walk(plan: AlgorithmPlan) -> LocalSteps:
-    """η = min(D·√M/(σ·√(dKR)), 300)/K."""
+    """η = min(D·√M/(σ·√(dKR)), 300/K), and with a ridge at most 1/(K·ridge)."""
     known, (phase,) = plan.setting, plan.phases
     wander = plan.noise() * sqrt(known.dimension * phase.events)
-    return LocalSteps(min(known.diameter / wander, _LARGEST_STEP / phase.steps), ridge=known.ridge)
+    return _steps(min(known.diameter / wander, _LARGEST_STEP / phase.steps), plan)
 
 
 def safe_walk(plan: AlgorithmPlan) -> LocalSteps:
-    """Smooth: η = min(1/β, D/(V√(KR))); with kinks: η = D/√((L² + V²)KR)."""
+    """Smooth: η = min(1/β, D/(V√(KR))); with kinks: η = D/√((L² + V²)KR); the ridge as above."""
     known, (phase,), variance = plan.setting, plan.phases, plan.variance()
     if known.is_smooth:
         size = min(1 / known.smoothness, known.diameter / sqrt(variance * phase.events))
     else:
         size = known.diameter / sqrt((known.lipschitz**2 + variance) * phase.events)
-    return LocalSteps(size, ridge=known.ridge)
+    return _steps(size, plan)
 
 
 def warm_walk(plan: AlgorithmPlan) -> LocalSteps:
     """The same after the warm start."""
     found = walk(plan)
     return LocalSteps(found.size, warm_rounds(plan.setting), found.ridge)
+
+
+def _steps(size: float, plan: AlgorithmPlan) -> LocalSteps:
+    """Its gradient being taken once in a round, the ridge moves x by Kη·ridge of itself: not more
+    than all of it."""
+    (phase,), ridge = plan.phases, plan.setting.ridge
+    return LocalSteps(min(size, 1 / (phase.steps * ridge)) if ridge else size, ridge=ridge)
 
 
 def warm_rounds(setting: Setting) -> int:
