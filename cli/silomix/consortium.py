@@ -40,6 +40,7 @@ class StudyChoices:
     tokens: bool = True
     participants: int | None = None  # silos that a round asks; all unless given
     ridge: float = 0.0
+    local_steps: int | None = None  # of a silo in a round, where the algorithm has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,8 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "radius": choices.radius,
         }
         | ({"participants": choices.participants} if choices.participants else {})
-        | ({"ridge": choices.ridge} if choices.ridge else {}),
+        | ({"ridge": choices.ridge} if choices.ridge else {})
+        | ({"local_steps": choices.local_steps} if choices.local_steps else {}),
         "privacy": {
             "clip": choices.clip,
             "epsilon": choices.target.epsilon,

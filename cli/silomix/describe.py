@@ -260,6 +260,8 @@ def _short(text: str) -> str:
 
 def _batches(mechanism: Mechanism) -> str:
     parts = ""
+    if (steps := max(phase.steps for phase in mechanism.phases)) > 1:
+        parts += f" of {steps} local steps, each with noise of its own"
     if len(mechanism.phases) > 1:
         parts += f" in {len(mechanism.phases)} phases of different records"
     if mechanism.minibatch.scheme is not Scheme.FULL:

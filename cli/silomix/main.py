@@ -72,6 +72,10 @@ def demo(
     participants: Annotated[
         int | None, typer.Option(min=2, help="Silos that a round asks, drawn anew (else all).")
     ] = None,
+    local_steps: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Of a silo in a round, where it takes them (else 5)."),
+    ] = None,
     minimum_batch: Annotated[
         int | None,
         typer.Option(min=1, help="Fewest reports that a batch may have (else 80 % of the silos)."),
@@ -106,6 +110,7 @@ def demo(
             label=label,
             seed=seed,
             participants=participants,
+            local_steps=local_steps,
             minimum_batch=minimum_batch,
             gate=gate,
             tokens=tokens,

@@ -135,7 +135,8 @@ def _check_files(options: PlanOptions, request: Request) -> None:
     if options.png is not None and not request.simulates:
         raise InvalidPlan(
             f"--png {options.png}: without a simulation there is no error to draw; leave out "
-            f"--no-simulation, use at most {LARGEST_DIMENSION} coordinates"
+            f"--no-simulation, use at most {LARGEST_DIMENSION} coordinates and an algorithm "
+            "without local steps"
         )
     if options.png is not None and find_spec("matplotlib") is None:
         raise InvalidPlan("--png needs matplotlib; install silomix[demo]")
@@ -239,7 +240,13 @@ def _notes(made: Plan) -> list[tuple[str, str]]:
             )
         )
     elif made.request.seeds:
-        rows.append(("excess error", f"not simulated above {LARGEST_DIMENSION} coordinates"))
+        rows.append(
+            (
+                "excess error",
+                f"not simulated above {LARGEST_DIMENSION} coordinates, nor for algorithms with "
+                "local steps (silomix simulate does)",
+            )
+        )
     reasons = [cell.paper_reason for cell in made.cells if cell.paper_reason]
     rows.extend(("σ of the papers", f"none: {reason}") for reason in reasons[:1])
     rows.extend(

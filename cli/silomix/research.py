@@ -111,6 +111,10 @@ def simulate(
     clip: Annotated[float, typer.Option(help="Bound on the norm of a record's gradient.")] = 0.25,
     radius: Annotated[float, typer.Option(help="Of the ball that the model is kept in.")] = 50.0,
     ridge: Annotated[float, typer.Option(help="Of the public term ridge/2·‖w‖².")] = 0.0,
+    local_steps: Annotated[
+        int,
+        typer.Option(min=1, max=1000, help="Of a silo in a round, where it takes them."),
+    ] = 5,
     loss: Annotated[str, typer.Option(help="logistic or hinge.")] = "logistic",
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
@@ -158,6 +162,7 @@ def simulate(
             clip=clip,
             radius=radius,
             ridge=ridge,
+            local_steps=local_steps,
             loss=loss,
             seeds=seeds,
             processes=processes,

@@ -22,6 +22,7 @@ from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.seam import LOCAL_STEPS
 from silomix_core.federation import rehearsal
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Participant
@@ -53,6 +54,7 @@ class SimulateOptions:
     processes: int | None
     json: Path | None
     png: Path | None
+    local_steps: int = LOCAL_STEPS  # of a silo in a round, where the algorithm has them
 
     def check(self) -> None:
         """Failure for what can be known to be wrong before anything runs."""
@@ -167,6 +169,7 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
             clip=options.clip,
             ridge=options.ridge,
             asked=options.participants,
+            local_steps=options.local_steps,
         )
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"

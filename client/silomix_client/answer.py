@@ -8,16 +8,12 @@ every mix stated that it abandoned the attempt before.
 
 from collections.abc import Callable
 from datetime import datetime
-from hashlib import sha256
 
 import numpy as np
-from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 from silomix_core.noise import RandomBytes
-from silomix_core.report import encode_report
-from silomix_core.reporting import Reporter
+from silomix_core.report import decode_report, encode_report, report_bytes
+from silomix_core.reporting import Integers, Question, Reporter
 from silomix_core.update import Records
-from silomix_proto import round_pb2
 from silomix_protocol import logs
 from silomix_protocol.descriptor import Descriptor
 from silomix_protocol.keys import ForgedSignature, UnusableKey
@@ -31,6 +27,7 @@ from silomix_client.errors import RefusedQuery, TokenMissing
 from silomix_client.keystream import fresh_keystream, stream_of
 from silomix_client.ledger import Ledger
 from silomix_client.pace import Pace
+from silomix_client.question import QueryReader
 from silomix_client.reports import StoredReport
 
 
@@ -59,23 +56,28 @@ class StudyDesk:
             records,
             self.study.task.loss,
             stream_of(approval.partition),
+            self.study.local(self._mechanism),
         )
-        largest = self._reporter.largest_phase
-        self._pace = Pace(lambda: self._report(np.zeros(self._mechanism.dimension), largest))
+        self._reader = QueryReader(name, self.study, self._mechanism)
+        nothing = np.zeros(self._mechanism.dimension)
+        longest = Question(self._reporter.longest_round, nothing, nothing)
+        kept = np.zeros(self._mechanism.dimension, dtype=np.int64)
+        self._pace = Pace(lambda: self._report(longest, kept))
 
     def answer(self, asked: AskedRound) -> StoredReport:
         """The stored, charged report for this round; the same bytes if it was asked before."""
         descriptor = asked.descriptor
-        point = self._point(descriptor, asked.query)
+        question, void = self._reader.read(descriptor, asked.query)
         stored = self._ledger.stored(self.study, descriptor.round)
         if stored is not None:
             return self._again(stored, asked)
         self._ledger.check(self._approval, descriptor.round)
         token = self._token(descriptor)
+        kept = self._kept(void)
         with self._pace.kept():
-            report = self._report(point, self._mechanism.phase_of(descriptor.round))
+            report = self._report(question, kept)
         sealed = self._seal(token + report, asked)
-        entry = self._ledger.charge(self._approval, sealed, self._clock())
+        entry = self._ledger.charge(self._approval, sealed, self._clock(), kept)
         logs.event("round_charged", round=descriptor.round, entry=entry.number, head=entry.short)
         return sealed
 
@@ -111,32 +113,30 @@ class StudyDesk:
             raise RefusedQuery("the token of this round was made with another key")
         return held.token.to_bytes()
 
-    def _report(self, point: NDArray[np.float64], phase: int) -> bytes:
-        values = self._reporter.values(point, phase, self._keystream())
-        return encode_report(values, self._mechanism)
+    def _kept(self, void: frozenset[int]) -> Integers | None:
+        """The integers behind this silo's control variate; None where there are none.
 
-    def _point(self, descriptor: Descriptor, query: bytes) -> NDArray[np.float64]:
-        """The point that is asked about, if the descriptor covers it and it lies in W."""
-        if descriptor.study != self.study.identity:
-            raise RefusedQuery("the round belongs to another study")
-        if self._name not in descriptor.silos:
-            raise RefusedQuery("the round does not wait for this silo")
-        if sha256(query).digest() != descriptor.query:
-            raise RefusedQuery("the query is not the one that the descriptor names")
-        try:
-            encoded = round_pb2.Query.FromString(query).point
-        except DecodeError as error:
-            raise RefusedQuery("the query cannot be read") from error
-        if round_pb2.Query(point=encoded).SerializeToString(deterministic=True) != query:
-            raise RefusedQuery("the query says more than a point")
-        if len(encoded) != 8 * self.study.task.dimension:
-            raise RefusedQuery("the point has another dimension than the study")
-        point = np.frombuffer(encoded, dtype="<f8").astype(np.float64)
-        radius = self.study.radius * (1 + 1e-9)
-        # Also false for NaN; the largest coordinate first, since a square may overflow.
-        if not (np.abs(point).max() <= radius and np.linalg.norm(point) <= radius):
-            raise RefusedQuery("the point lies outside the study's ball")
-        return point
+        The last answer is added if it was used: found in the list of its round, which was not
+        void.  What is stored is only replaced when the next answer is charged, so that whatever
+        the silo dies of, it finds either both as they were or both as they are.
+        """
+        if not self.study.has_control:
+            return None
+        identity, controls = self.study.identity, self._ledger.controls
+        kept = controls.find(identity, self._mechanism.dimension)
+        last = self._ledger.reports.find(self.study)
+        if (
+            last is None
+            or last.descriptor.round in void
+            or not controls.is_included(identity, last.descriptor.round)
+        ):
+            return kept
+        report = last.payload[-report_bytes(self._mechanism) :]
+        return kept + decode_report(report, self._mechanism)
+
+    def _report(self, question: Question, kept: Integers | None) -> bytes:
+        values = self._reporter.values(question, self._keystream(), kept)
+        return encode_report(values, self._mechanism)
 
     def _seal(self, payload: bytes, asked: AskedRound) -> StoredReport:
         """The payload for this attempt; a key that nothing can be sealed to is refused."""

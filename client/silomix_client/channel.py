@@ -16,6 +16,7 @@ from silomix_core.study import Study
 from silomix_proto import channel_pb2
 
 from silomix_client.errors import RefusedQuery
+from silomix_client.question import largest_query
 
 if TYPE_CHECKING:
     FollowCall = grpc.aio.StreamStreamCall[channel_pb2.SiloFrame, channel_pb2.ChannelEvent]
@@ -56,7 +57,7 @@ class ChannelCall:
 
     async def query(self, size: int, study: Study) -> bytes:
         """The serialized query that follows an opened round."""
-        if size > 8 * study.task.dimension + 64:
+        if size > largest_query(study):
             raise RefusedQuery("the query is larger than the study allows")
         query = bytearray()
         while len(query) < size:

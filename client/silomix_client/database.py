@@ -11,7 +11,7 @@ from silomix_protocol import durable
 
 from silomix_client.errors import LedgerBroken
 
-_VERSION = 3
+_VERSION = 4
 
 
 def open_database(state: Path, schema: str) -> sqlite3.Connection:

@@ -43,7 +43,7 @@ class Approval:
         return self.study.mechanism()
 
     def event(self, round_number: int) -> tuple[int, PrivacyEvent]:
-        """The phase of a round and what answering it costs: what was agreed to, to the last bit.
+        """The phase of a round and the event of each of its steps: as agreed to, to the last bit.
 
         Another release, or another machine's numerical libraries, may derive another noise scale.
         A little more noise than agreed is fine, less is not.
@@ -61,10 +61,12 @@ class Approval:
         derived = self.mechanism.event(self.participant, phase)
         if not self.plan:
             return derived
-        agreed, _ = planned_event(self.plan, phase)
-        if derived.sensitivity > agreed.sensitivity * (1 + 1e-6):
+        agreed = planned_run(self.plan, phase)
+        if self.mechanism.phases[phase].steps != agreed.steps:
+            raise NotApproved("this release would take other local steps than were agreed to")
+        if derived.sensitivity > agreed.event.sensitivity * (1 + 1e-6):
             raise NotApproved("this release would add less noise than was agreed to")
-        return agreed
+        return agreed.event
 
     def planned(self, budget: Budget) -> Loss:
         """What the whole study may cost."""
@@ -73,13 +75,10 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What was answered in one study: for each phase, its events and how often."""
+    """What was answered in one study: of each phase, events and how often; in how many rounds."""
 
     phases: tuple[Transcript, ...]
-
-    @property
-    def rounds(self) -> int:
-        return sum(count for transcript in self.phases for _, count in transcript)
+    rounds: int
 
     def epsilon(self, delta: float) -> float:
         """ε of what was sent so far; phases are disjoint in records, so the worst counts."""
@@ -88,12 +87,12 @@ class Spending:
     def loss(self, budget: Budget) -> Loss:
         return worst(budget, self.phases)
 
-    def with_round(self, phase: int, event: PrivacyEvent) -> "Spending":
-        """The same with one more answered round."""
+    def with_round(self, phase: int, event: PrivacyEvent, times: int) -> "Spending":
+        """The same with one more answered round, in which this happened so many times."""
         missing = phase + 1 - len(self.phases)
         phases = [*self.phases, *([()] * missing)]
-        phases[phase] = (*phases[phase], (event, 1))
-        return Spending(tuple(phases))
+        phases[phase] = (*phases[phase], (event, times))
+        return Spending(tuple(phases), self.rounds + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +135,13 @@ def approval_line(approval: Approval, now: datetime) -> dict[str, Any]:
 
 
 def plan_line(approval: Approval) -> list[dict[str, Any]]:
-    """The events that were agreed to: runs of like phases, their rounds, the event of a round."""
-    (transcripts, lines) = approval.mechanism.transcripts(approval.participant), []
-    for ((event, rounds),), run in groupby(transcripts):
-        lines.append({"phases": len(list(run)), "rounds": rounds, "event": event_line(event)})
+    """The events that were agreed to: runs of like phases, their rounds, the event of a step."""
+    mechanism, lines = approval.mechanism, []
+    pairs = zip(mechanism.phases, mechanism.transcripts(approval.participant), strict=True)
+    costs = ((phase.rounds, phase.steps, event) for phase, ((event, _),) in pairs)
+    for (rounds, steps, event), run in groupby(costs):
+        line = {"phases": len(list(run)), "rounds": rounds, "steps": steps}
+        lines.append(line | {"event": event_line(event)})
     return lines
 
 
@@ -153,11 +155,19 @@ def event_of(line: dict[str, Any]) -> PrivacyEvent:
     return PrivacyEvent(**(line | {"scheme": Scheme(line["scheme"])}))
 
 
-def planned_event(plan: Sequence[dict[str, Any]], phase: int) -> tuple[PrivacyEvent, int]:
-    """The event of that phase in a plan, and how many rounds the phase has."""
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """What a plan says about a phase: the event of each step, steps in a round, rounds."""
+
+    event: PrivacyEvent
+    steps: int
+    rounds: int
+
+
+def planned_run(plan: Sequence[dict[str, Any]], phase: int) -> PlannedRun:
     for run in plan:
         if phase < run["phases"]:
-            return event_of(run["event"]), run["rounds"]
+            return PlannedRun(event_of(run["event"]), run["steps"], run["rounds"])
         phase -= run["phases"]
     raise ValueError("the plan has no such phase")
 
@@ -166,7 +176,7 @@ def is_plan_of(plan: Sequence[dict[str, Any]], approval: Approval) -> bool:
     """Whether a recorded plan is what the study asks for, give or take numerical libraries."""
     derived = plan_line(approval)
     return len(plan) == len(derived) and all(
-        (one["phases"], one["rounds"]) == (two["phases"], two["rounds"])
+        all(one[key] == two[key] for key in ("phases", "rounds", "steps"))
         and one["event"] | {"sensitivity": 0} == two["event"] | {"sensitivity": 0}
         and isclose(one["event"]["sensitivity"], two["event"]["sensitivity"], rel_tol=2e-3)
         for one, two in zip(plan, derived, strict=True)

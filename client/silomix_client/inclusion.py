@@ -94,6 +94,8 @@ class Inclusion:
         self._check_list(committed, sent.descriptor)
         if sent.trail[-1] in digests(committed.list):
             sent.included = True
+            if self._study.has_control:
+                self._ledger.controls.note_included(self._study.identity, sent.descriptor.round)
             return self._confirmation(committed, sent.descriptor)
         self._note_missing(sent.descriptor)
         return self._complain(sent, committed)

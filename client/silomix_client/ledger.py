@@ -20,13 +20,15 @@ from pathlib import Path
 
 from silomix_core.accounting.budget import NOTHING, Budget, Loss
 from silomix_core.accounting.events import PrivacyEvent
+from silomix_core.reporting import Integers
 from silomix_core.study import Study, StudyId
 from silomix_protocol.descriptor import Descriptor, RoundDigest
 from silomix_protocol.durable import transaction
 
-from silomix_client import approvals, chain, reports, wallet
+from silomix_client import approvals, chain, controls, reports, wallet
 from silomix_client.approvals import Approvals
 from silomix_client.config import MAIN, Policy
+from silomix_client.controls import ControlStore
 from silomix_client.database import open_database
 from silomix_client.entries import Approval, Spending, Total, approval_line, event_line, event_of
 from silomix_client.errors import (
@@ -53,10 +55,12 @@ CREATE TABLE IF NOT EXISTS tallies (
 """
     + reports.SCHEMA
     + wallet.SCHEMA
+    + controls.SCHEMA
 )
-TABLES = ("entries", "studies", "answers", "tallies", "reports", "tokens")
+TABLES = ("entries", "studies", "answers", "tallies", "reports", "tokens", "controls")
 
 _Asked = tuple[Approval, int, tuple[int, int]]  # whether this round may be answered in that state
+_Cost = tuple[int, PrivacyEvent, int]  # of a round: its phase, an event, how often
 
 
 class Ledger:
@@ -68,7 +72,8 @@ class Ledger:
         self._approvals = Approvals(self.database)
         self.reports = ReportStore(self.database, state / "reports")
         self.wallet = Wallet(self.database)
-        self._decided: tuple[_Asked, tuple[int, PrivacyEvent]] | None = None
+        self.controls = ControlStore(self.database)
+        self._decided: tuple[_Asked, _Cost] | None = None
         self.policy = policy
 
     @property
@@ -152,6 +157,7 @@ class Ledger:
             )
             outdated = self.reports.drop(identity)
             self.wallet.forget(identity, self.approval(identity).study.rounds)
+            self.controls.drop(identity)
         self.reports.delete_bodies(outdated)
 
     # Rounds -------------------------------------------------------------------------------------
@@ -179,16 +185,27 @@ class Ledger:
         """Raise unless this round may be answered now; `charge` decides again, under its lock."""
         self._check(approval, round_number)
 
-    def charge(self, approval: Approval, report: StoredReport, now: datetime) -> chain.Entry:
+    def charge(
+        self,
+        approval: Approval,
+        report: StoredReport,
+        now: datetime,
+        kept: Integers | None = None,
+    ) -> chain.Entry:
         """Charge a round and store its report durably; nothing may be sent before this returns.
 
-        The token of the round is spent: it is in the report.
+        The token of the round is spent: it is in the report.  `kept` is what the report is a
+        difference from, in a study with control variates; after the last round nobody needs it.
         """
         descriptor = report.descriptor
         with self._storing(report):
-            phase, event = self._check(approval, descriptor.round)
-            entry = self._record(descriptor, phase, event, now)
+            cost = self._check(approval, descriptor.round)
+            entry = self._record(descriptor, cost, now)
             self.wallet.forget(descriptor.study, descriptor.round)
+            if descriptor.round == approval.study.rounds:
+                self.controls.drop(descriptor.study)
+            elif kept is not None:
+                self.controls.put(descriptor.study, kept)
         return entry
 
     def replace(self, earlier: RoundDigest, report: StoredReport) -> None:
@@ -210,7 +227,10 @@ class Ledger:
         ):
             phases.setdefault(phase, []).append((_event(event), count))
         length = max(phases, default=-1) + 1
-        return Spending(tuple(tuple(phases.get(phase, ())) for phase in range(length)))
+        (rounds,) = self.database.execute(
+            "SELECT COUNT(*) FROM answers WHERE study = ?", (study,)
+        ).fetchone()
+        return Spending(tuple(tuple(phases.get(phase, ())) for phase in range(length)), rounds)
 
     def total(self, population: str = MAIN) -> Total:
         """What was spent on all studies of a population."""
@@ -258,8 +278,8 @@ class Ledger:
             raise
         self.reports.delete_bodies(outdated)
 
-    def _check(self, approval: Approval, round_number: int) -> tuple[int, PrivacyEvent]:
-        """The phase and event of a round that may be answered now; otherwise raises.
+    def _check(self, approval: Approval, round_number: int) -> _Cost:
+        """What a round costs that may be answered now; otherwise raises.
 
         Decided once for one state of the database: as long as nobody changed it, neither this
         process nor another, the answer is the same.
@@ -274,7 +294,7 @@ class Ledger:
         (others,) = self.database.execute("PRAGMA data_version").fetchone()
         return others, self.database.total_changes
 
-    def _decide(self, approval: Approval, round_number: int) -> tuple[int, PrivacyEvent]:
+    def _decide(self, approval: Approval, round_number: int) -> _Cost:
         study = approval.study
         if not self._approvals.is_open(study.identity):
             raise RefusedQuery("this study is closed here, or was never approved")
@@ -283,21 +303,21 @@ class Ledger:
         last = self.last_round(study.identity)
         if round_number <= last:
             raise RefusedQuery(f"round {round_number} comes after round {last} was answered")
-        phase, event = approval.event(round_number)
-        spent = self.spending(study.identity).with_round(phase, event)
-        if sum(count for _, count in spent.phases[phase]) > approval.mechanism.phases[phase].rounds:
+        number, event = approval.event(round_number)
+        phase = approval.mechanism.phases[number]
+        spent = self.spending(study.identity).with_round(number, event, phase.steps)
+        if sum(count for _, count in spent.phases[number]) > phase.events:
             raise BudgetExhausted(f"round {round_number} is one more than its phase has")
         budget = self._budget(approval.population)
         if not budget.holds(self._spent_on_others(approval) + spent.loss(budget)):
             raise BudgetExhausted(
                 f"round {round_number} would exceed your policy's {_named(budget)}"
             )
-        return phase, event
+        return number, event, phase.steps
 
-    def _record(
-        self, descriptor: Descriptor, phase: int, event: PrivacyEvent, now: datetime
-    ) -> chain.Entry:
+    def _record(self, descriptor: Descriptor, cost: _Cost, now: datetime) -> chain.Entry:
         """Write the charge into the chain and into the sums that are read every round."""
+        phase, event, times = cost
         line = event_line(event)
         entry = chain.append(
             self.database,
@@ -308,13 +328,15 @@ class Ledger:
                 "round": descriptor.round,
                 "phase": phase,
                 "event": line,
+                "times": times,
                 "digest": descriptor.digest.hex(),
                 "query": descriptor.query.hex(),
             },
         )
         self.database.execute(
-            "INSERT INTO tallies VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1",
-            (descriptor.study, phase, json.dumps(line, sort_keys=True)),
+            "INSERT INTO tallies VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET count = count + excluded.count",
+            (descriptor.study, phase, json.dumps(line, sort_keys=True), times),
         )
         self.database.execute(
             "INSERT INTO answers VALUES (?, ?, ?, ?, ?)",

@@ -19,7 +19,7 @@ from silomix_protocol.descriptor import RefusedDescriptor, check
 
 from silomix_client import chain
 from silomix_client.chain import Entry
-from silomix_client.entries import event_of, is_plan_of, planned_event
+from silomix_client.entries import event_of, is_plan_of, planned_run
 from silomix_client.errors import LedgerBroken, NotApproved
 from silomix_client.ledger import TABLES, Ledger
 from silomix_client.snapshot import unchanged
@@ -119,12 +119,12 @@ def _read_charge(entry: Entry, story: _Story) -> None:
         raise LedgerBroken("a charge for a study that is not approved, or closed")
     if number <= story.last.get(study, 0):
         raise LedgerBroken(f"round {number} is charged after round {story.last[study]}")
-    event, rounds = planned_event(story.plans[study], phase)
-    if event_of(body["event"]) != event:
+    planned = planned_run(story.plans[study], phase)
+    if (event_of(body["event"]), body["times"]) != (planned.event, planned.steps):
         raise LedgerBroken("the charge is not the event that was agreed to")
     line = json.dumps(body["event"], sort_keys=True)
-    story.tallies[study, phase, line] += 1
-    if story.tallies[study, phase, line] > rounds:
+    story.tallies[study, phase, line] += planned.steps
+    if story.tallies[study, phase, line] > planned.rounds * planned.steps:
         raise LedgerBroken("more rounds than the phase has")
     story.last[study] = number
     story.answers[study, number] = (body["digest"], body["query"], entry.number)

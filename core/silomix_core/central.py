@@ -138,6 +138,7 @@ def _local(study: _Study) -> Figure:
 def _shuffled(study: _Study, epsilon_local: float | None) -> Figure:
     one_record = all(_one_record(study.mechanism, each) for each in study.kinds)
     conditions: tuple[Condition, ...] = (
+        _single_gradient(study),
         Condition("a report depends on one record, its whole input", one_record),
         Condition("a batch has at least two reports", study.minimum_batch >= 2),
     )
@@ -175,7 +176,24 @@ def _one_record(mechanism: Mechanism, participant: Participant) -> bool:
     return mechanism.minibatch.scheme is not Scheme.POISSON and sizes == {1.0}
 
 
+def _single_gradient(study: _Study) -> Condition:
+    """What both theorems take a report for."""
+    phases = study.mechanism.phases
+    alone = all(each.steps == 1 and not each.control for each in phases)
+    return Condition("a report is one noised gradient", alone)
+
+
 def _no_shuffling(study: _Study, one_record: bool) -> str | None:
+    if any(each.control for each in study.mechanism.phases):
+        return _none(
+            "with control variates two reports of a silo contain the same noise, once added and "
+            "once subtracted, so they can be linked; the local figure holds against the server too"
+        )
+    if not _single_gradient(study).holds:
+        return _none(
+            "a report sums up several local steps, and shuffling theorems are about one; the local "
+            "figure, which counts every step, holds against the server too"
+        )
     if not one_record:
         kind = "full-batch" if study.mechanism.minibatch.scheme is Scheme.FULL else "many-record"
         return _none(
@@ -223,13 +241,21 @@ def _one_record_bound(study: _Study, epsilon_local: float) -> CentralFigure | No
 
 def _sum(study: _Study, epsilon_local: float | None) -> Figure:
     full = study.mechanism.minibatch.scheme is Scheme.FULL
+    single = _single_gradient(study)
     conditions = (
+        single,
         Condition("full batches", full),
         Condition("a sum has at least two reports", study.minimum_batch >= 2),
     )
     reason: str | None = None
     epsilon: float | None = None
-    if not full:
+    if not single.holds:
+        reason = _none(
+            "a report is more than one noised gradient (local steps or control variates): its own "
+            "noise moves the next step, other silos' noise does not, and we have no theorem for "
+            "such sums"
+        )
+    elif not full:
         reason = _none("we have a theorem for sums of full-batch reports only")
     elif study.minimum_batch < 2:
         reason = _none("a sum may consist of one report; raise the minimum batch")

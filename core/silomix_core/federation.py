@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Point, Setting
+from silomix_core.algorithms.seam import (
+    LOCAL_STEPS,
+    Aggregate,
+    Algorithm,
+    AlgorithmPlan,
+    Point,
+    Setting,
+)
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.noise import RandomBytes
-from silomix_core.reporting import Reporter
+from silomix_core.reporting import Integers, Question, Reporter
 from silomix_core.setting import plan_of, setting_of
 from silomix_core.task import Task
 from silomix_core.update import Records
@@ -23,7 +29,9 @@ from silomix_core.update import Records
 class Answers(Protocol):
     """A silo as a study sees it; a `Reporter` is one, and so is whoever repeats stored reports."""
 
-    def values(self, point: Point, phase: int, random_bytes: RandomBytes) -> NDArray[np.int64]: ...
+    def values(
+        self, question: Question, random_bytes: RandomBytes, kept: Integers | None
+    ) -> Integers: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,12 @@ class Rehearsal:
     ) -> Point:
         """The model; `rng` draws who is asked, and all else too unless `random_bytes` are given."""
         drawn = random_bytes or rng.bytes
+        plan = plan_of(self.setting, self.mechanism)
+        local = self.algorithm.local(plan) if self.algorithm.local else None
         reporters = [
-            Reporter(self.mechanism, participant, records, self.task.loss, drawn)
+            Reporter(self.mechanism, participant, records, self.task.loss, drawn, local)
             for participant, records in zip(self.participants, silos, strict=True)
         ]
-        plan = plan_of(self.setting, self.mechanism)
         return run_study(self.algorithm, plan, self.mechanism, reporters, rng, drawn, advance)
 
 
@@ -64,10 +73,18 @@ def rehearsal(
     clip: float,
     ridge: float = 0.0,
     asked: int | None = None,
+    local_steps: int = LOCAL_STEPS,
 ) -> Rehearsal:
     """Calibrated for these silos; a round asks `asked` of them, all unless given."""
     setting = setting_of(
-        task, participants, rounds=rounds, radius=radius, clip=clip, ridge=ridge, asked=asked
+        task,
+        participants,
+        rounds=rounds,
+        radius=radius,
+        clip=clip,
+        ridge=ridge,
+        asked=asked,
+        local_steps=local_steps,
     )
     mechanism = Mechanism.calibrate(
         participants, clip=clip, dimension=task.dimension, phases=algorithm.phases(setting)
@@ -86,18 +103,23 @@ def run_study(
 ) -> Point:
     """The model after all rounds; `advance` is given the model so far after each.
 
-    Each round asks as many silos as the setting says, drawn anew with `rng`.
+    Each round asks as many silos as the setting says, drawn anew with `rng`.  All reports arrive
+    and are used, so every silo that answered keeps its control variate.
     """
     steps = algorithm.start(plan)
     query = next(steps)
     asked = plan.setting.participants
+    kept = np.zeros((len(silos), mechanism.dimension), dtype=np.int64)
     for number in range(1, mechanism.rounds + 1):
-        phase = mechanism.phase_of(number)
-        total: NDArray[np.int64] = np.zeros(mechanism.dimension, dtype=np.int64)
+        question = Question(number, query.point, query.control)
+        total: Integers = np.zeros(mechanism.dimension, dtype=np.int64)
         for index in rng.choice(len(silos), asked, replace=False):
-            total += silos[index].values(query.point, phase, random_bytes)
+            report = silos[index].values(question, random_bytes, kept[index])
+            kept[index] += report
+            total += report
+        grid = mechanism.grids[mechanism.phase_of(number)]
         try:
-            query = steps.send(Aggregate.of(total, asked, mechanism.grids[phase]))
+            query = steps.send(Aggregate.of(total, asked, grid))
         except StopIteration as end:
             model: Point = end.value
             advance(model)

@@ -5,6 +5,9 @@ A silo's answer to a query is
     weighted mean of its batch's clipped per-record gradients  →  rounded to the grid
                                                                →  + discrete Gaussian noise
 
+An answer may be the sum of several of these (`Phase.steps`), each with noise of its own, each at a
+point that follows from the ones before: every one of them is a privacy event.
+
 Its records are split into phases once; a round belongs to one phase and uses a batch of that
 phase's records.  From clip, batch, phases, dimension and every silo's (records, weight, ε, δ)
 follow sensitivity, grid, noise and the events that a ledger charges.  Nobody can type a σ or a
@@ -33,6 +36,8 @@ from silomix_core.noise import LARGEST_NOISE, SIGMA_UNITS
 # neighbouring pair; 2⁻⁸ covers the float64 product before it (see `update.to_grid`).
 _ROUNDING = 1 + 2.0**-8
 _LARGEST_SIGNAL = 2**43  # grid units; beyond it that product would lose bits
+_LARGEST_VALUE = 2**48  # so that 10,000 silos' reports sum up in 64 bits
+MOST_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +65,29 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`rounds` consecutive rounds that use the same share of the records, and no other phase's."""
+    """`rounds` consecutive rounds that use the same share of the records, and no other phase's.
+
+    steps: noised gradients that a silo's answer to one round sums up; control: whether it sends
+    how that sum differs from the one of its last answer that was used (a control variate).
+    """
 
     rounds: int
     share: float = 1.0
+    steps: int = 1
+    control: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"a phase has at least one round, got {self.rounds}")
         if not 0 < self.share <= 1:
             raise ValueError(f"a phase's share must be above 0 and at most 1, got {self.share}")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise ValueError(f"a round has 1 to {MOST_STEPS} local steps, not {self.steps}")
+
+    @property
+    def events(self) -> int:
+        """Noised gradients that a silo gives away in all rounds of the phase."""
+        return self.rounds * self.steps
 
     def records(self, all_records: int) -> int:
         return floor(self.share * all_records * (1 + 1e-12))
@@ -125,6 +143,10 @@ class Mechanism:
             raise CalibrationImpossible(
                 "so many records at so small an epsilon need more than 43 bits per value"
             )
+        if self.largest_value > _LARGEST_VALUE:
+            raise CalibrationImpossible(
+                "so many local steps at so small an epsilon need more than 48 bits per value"
+            )
 
     @classmethod
     def calibrate(
@@ -163,7 +185,7 @@ class Mechanism:
         raise ValueError(f"round {round_number} is beyond the {last} rounds of the study")
 
     def sigma(self, phase: int = 0) -> float:
-        """Standard deviation of the noise on each coordinate of a report."""
+        """Standard deviation of the noise on each coordinate of a noised gradient."""
         return self.grids[phase] * SIGMA_UNITS
 
     @property
@@ -175,7 +197,12 @@ class Mechanism:
     @property
     def largest_value(self) -> int:
         """Bound on an integer of a report; anything beyond was not made by this mechanism."""
-        return self.largest_signal + LARGEST_NOISE
+        summed = max((2 if each.control else 1) * each.steps for each in self.phases)
+        return summed * (self.largest_signal + LARGEST_NOISE)
+
+    def largest_gradient(self, phase: int = 0) -> float:
+        """Bound on a coordinate of a noised gradient."""
+        return self.grids[phase] * (self.largest_signal + LARGEST_NOISE)
 
     @property
     def width(self) -> int:
@@ -190,7 +217,7 @@ class Mechanism:
         return participant.weight / (size * self.grids[phase])
 
     def sensitivity_units(self, participant: Participant, phase: int = 0) -> float:
-        """L2 distance, in grid units, by which replacing one drawn record can move the report.
+        """L2 distance, in grid units, by which replacing one drawn record can move a mean.
 
         For Poisson batches, twice what adding one record can: there the other end is the batch
         without it.
@@ -199,7 +226,7 @@ class Mechanism:
         return moved + _rounding(self.minibatch, self.dimension)
 
     def event(self, participant: Participant, phase: int = 0) -> PrivacyEvent:
-        """What one answered round costs this silo."""
+        """What one noised gradient costs this silo; an answered round has `Phase.steps` of them."""
         return PrivacyEvent(
             scheme=self.minibatch.scheme,
             ratio=self.minibatch.ratio,
@@ -211,7 +238,7 @@ class Mechanism:
     def transcripts(self, participant: Participant) -> tuple[Transcript, ...]:
         """What a record of each phase goes through in a whole study."""
         return tuple(
-            ((self.event(participant, index), phase.rounds),)
+            ((self.event(participant, index), phase.events),)
             for index, phase in enumerate(self.phases)
         )
 
@@ -228,6 +255,11 @@ class Mechanism:
 def _rounding(batch: Minibatch, dimension: int) -> float:
     rounding = sqrt(dimension) * _ROUNDING
     return 2 * rounding if batch.scheme is Scheme.POISSON else rounding
+
+
+def _counted(phase: Phase) -> str:
+    steps = f" of {phase.steps} local steps" if phase.steps > 1 else ""
+    return f"{phase.rounds} rounds{steps}"
 
 
 @lru_cache(maxsize=32)
@@ -259,11 +291,11 @@ def _grid(
             f"a silo of {participant.records} records has none left for a phase of "
             f"{phase.share:.3g} of them and batches of {batch.ratio:.3g}; use fewer phases"
         )
-    mu = largest_mu(target, batch.scheme, batch.ratio, phase.rounds, dimension)
+    mu = largest_mu(target, batch.scheme, batch.ratio, phase.events, dimension)
     allowed = mu * SIGMA_UNITS - _rounding(batch, dimension)
     if allowed <= 0:
         raise CalibrationImpossible(
-            f"epsilon={target.epsilon} over {phase.rounds} rounds leaves no room for "
+            f"epsilon={target.epsilon} over {_counted(phase)} leaves no room for "
             f"{dimension} coordinates; use a larger epsilon or fewer rounds"
         )
     return 2 * clip * participant.weight / size / allowed

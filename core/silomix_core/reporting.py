@@ -3,11 +3,18 @@
 Stands between the frozen snapshot and the bytes of a report; the silo's process and a simulation
 in one process use the same.  Which records belong to which phase is drawn once, from the secret of
 the approval; which of them take part in a round, and the noise, from the random bytes of the round.
+
+Where an algorithm makes silos walk, an answer is the sum of several noised gradients.  The walk
+from one to the next uses nothing but noised gradients and public numbers, and so do control
+variates: both are post-processing, and a point may be anywhere, since gradients are clipped.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silomix_core.algorithms.seam import LocalSteps
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.minibatches import draw, partition
@@ -15,10 +22,24 @@ from silomix_core.noise import RandomBytes, discrete_gaussian
 from silomix_core.update import ClippedSum, Records, to_grid
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a silo is asked in a round: the gradient at a point; with control variates, their mean
+    over all silos."""
+
+    round: int
+    point: Floats
+    control: Floats | None = None
 
 
 class Reporter:
-    """Answers queries about one silo's records, each time with fresh noise."""
+    """Answers queries about one silo's records, each time with fresh noise.
+
+    `local` says how it walks, where an answer has several gradients.
+    """
 
     def __init__(
         self,
@@ -27,19 +48,58 @@ class Reporter:
         records: Records,
         loss_name: LossName,
         phase_bytes: RandomBytes,
+        local: LocalSteps | None = None,
     ) -> None:
+        if local is None and any(phase.steps > 1 or phase.control for phase in mechanism.phases):
+            raise ValueError("a silo that walks must know how")
         self._mechanism, self._participant = mechanism, participant
+        self._local = local or LocalSteps(0.0)
         self._sums = [
             ClippedSum(each, loss(loss_name), mechanism.clip)
             for each in _by_phase(mechanism, records, phase_bytes)
         ]
 
     @property
-    def largest_phase(self) -> int:
-        return max(range(len(self._sums)), key=lambda phase: len(self._sums[phase]))
+    def longest_round(self) -> int:
+        """A round (the first of its phase) whose answer is as much work as any."""
+        phases = self._mechanism.phases
+        work = [each.steps * len(records) for each, records in zip(phases, self._sums, strict=True)]
+        phase = work.index(max(work))
+        return 1 + sum(each.rounds for each in phases[:phase])
 
-    def values(self, point: Floats, phase: int, random_bytes: RandomBytes) -> NDArray[np.int64]:
-        """The integers of a report about this point."""
+    def values(
+        self, question: Question, random_bytes: RandomBytes, kept: Integers | None = None
+    ) -> Integers:
+        """The integers of a report: the sum S of the noised gradients on the silo's walk
+
+            y ← y − η(gradient at y + ridge·x + c − cᵢ), from the point x that is asked about;
+
+        with control variates S − Sᵢ, where Sᵢ are the integers `kept` of the last answer that was
+        used (0 before), cᵢ = Sᵢ/steps its mean gradient, and c the mean of all silos' cᵢ.
+        """
+        phase = self._mechanism.phase_of(question.round)
+        if not self._mechanism.phases[phase].control:
+            return self._walk(question, phase, self._local.ridge * question.point, random_bytes)
+        if question.control is None or kept is None:
+            raise ValueError("control variates need the mean of all silos', and one's own")
+        own = kept * (self._mechanism.grids[phase] / self._mechanism.phases[phase].steps)
+        drift = self._local.ridge * question.point + question.control - own
+        return self._walk(question, phase, drift, random_bytes) - kept
+
+    def _walk(
+        self, question: Question, phase: int, drift: Floats, random_bytes: RandomBytes
+    ) -> Integers:
+        size, grid = self._local.size_in(question.round), self._mechanism.grids[phase]
+        point = question.point
+        total = noised = self._noised(point, phase, random_bytes)
+        for _ in range(self._mechanism.phases[phase].steps - 1):
+            point = point - size * (grid * noised + drift)
+            noised = self._noised(point, phase, random_bytes)
+            total = total + noised
+        return total
+
+    def _noised(self, point: Floats, phase: int, random_bytes: RandomBytes) -> Integers:
+        """One noised gradient: one privacy event."""
         mechanism, clipped_sum = self._mechanism, self._sums[phase]
         batch = draw(mechanism.minibatch, len(clipped_sum), random_bytes)
         mean = to_grid(

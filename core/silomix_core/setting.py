@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms.seam import AlgorithmPlan, Setting
+from silomix_core.algorithms.seam import LOCAL_STEPS, AlgorithmPlan, Setting
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.task import Task
 
@@ -17,6 +17,8 @@ def setting_of(
     clip: float,
     ridge: float = 0.0,
     asked: int | None = None,
+    local_steps: int = LOCAL_STEPS,
+    ratio: float = 1.0,
 ) -> Setting:
     """The setting of these silos; a round asks `asked` of them, all unless given."""
     targets = [each.target for each in participants]
@@ -33,6 +35,8 @@ def setting_of(
             min(each.epsilon for each in targets), min(each.delta for each in targets)
         ),
         ridge=ridge,
+        local_steps=local_steps,
+        ratio=ratio,
     )
 
 
@@ -43,4 +47,5 @@ def plan_of(setting: Setting, mechanism: Mechanism) -> AlgorithmPlan:
         phases=mechanism.phases,
         noises=tuple(mechanism.sigma(phase) for phase in range(len(mechanism.phases))),
         share=mechanism.minibatch.ratio,
+        largest_gradient=max(map(mechanism.largest_gradient, range(len(mechanism.phases)))),
     )

@@ -15,10 +15,10 @@ from typing import NewType
 
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.algorithms.catalogue import ALGORITHMS
-from silomix_core.algorithms.seam import AlgorithmPlan, Setting
+from silomix_core.algorithms.seam import LOCAL_STEPS, AlgorithmPlan, LocalSteps, Setting
 from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
-from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.mechanism import MOST_STEPS, Mechanism, Minibatch, Participant, Phase
 from silomix_core.setting import plan_of, setting_of
 from silomix_core.task import Feature, Scaling, Task
 
@@ -91,6 +91,7 @@ class Study:
     most_rounds: int
     radius: float
     ridge: float
+    local_steps: int  # of algorithms in which silos walk and the study says how far
     participants: int  # silos that a round asks, drawn anew for each
     clip: float
     target: PrivacyTarget  # of every silo that has none of its own
@@ -141,6 +142,8 @@ class Study:
             )
         if not 1 <= self.most_rounds <= 1_000_000:
             raise ValueError("algorithm.rounds must lie between 1 and 1000000")
+        if not 1 <= self.local_steps <= MOST_STEPS:
+            raise ValueError(f"algorithm.local_steps must lie between 1 and {MOST_STEPS}")
         if not (self.ridge == 0 or _LEAST <= self.ridge <= _MOST):
             raise ValueError("algorithm.ridge must be 0 or lie between 1e-9 and 1e9")
         if ALGORITHMS[self.algorithm].needs_smooth and not isfinite(self.task.smoothness):
@@ -157,10 +160,11 @@ class Study:
                 f"with {self.minibatch.scheme.value} batches the silos of a study can have at most "
                 f"{_MOST_SAMPLED_TARGETS} different (epsilon, delta), these have {self._targets()}"
             )
-        if self.minibatch.scheme is not Scheme.FULL and self.most_rounds > _MOST_SAMPLED_ROUNDS:
+        if self.minibatch.scheme is not Scheme.FULL and self._most_events() > _MOST_SAMPLED_ROUNDS:
             kind = self.minibatch.scheme.value
             raise ValueError(
-                f"algorithm.rounds: at most {_MOST_SAMPLED_ROUNDS} with {kind} batches"
+                f"algorithm.rounds: at most {_MOST_SAMPLED_ROUNDS} with {kind} batches, "
+                "local steps counted"
             )
         if not (isfinite(self.batching.deadline_s) and 0 < self.batching.deadline_s <= 86_400):
             raise ValueError("batch.deadline_s must be above 0 and at most a day")
@@ -170,6 +174,9 @@ class Study:
         sign.append(self.server.sign_key)
         node = [silo.node_key for silo in self.silos]
         return any(len(set(keys)) < len(keys) for keys in (sign, node))
+
+    def _most_events(self) -> int:
+        return self.most_rounds * max(phase.steps for phase in self.phases)
 
     def _targets(self) -> int:
         return len({silo.target or self.target for silo in self.silos})
@@ -197,6 +204,8 @@ class Study:
             clip=self.clip,
             ridge=self.ridge,
             asked=self.participants,
+            local_steps=self.local_steps,
+            ratio=self.minibatch.ratio,
         )
 
     @cached_property
@@ -222,6 +231,16 @@ class Study:
     def algorithm_plan(self, mechanism: Mechanism) -> AlgorithmPlan:
         return plan_of(self.setting, mechanism)
 
+    def local(self, mechanism: Mechanism) -> LocalSteps | None:
+        """How silos walk, if the algorithm makes them."""
+        local = ALGORITHMS[self.algorithm].local
+        return local(self.algorithm_plan(mechanism)) if local else None
+
+    @cached_property
+    def has_control(self) -> bool:
+        """Whether silos keep control variates."""
+        return any(phase.control for phase in self.phases)
+
 
 def _study(top: Table, identity: StudyId) -> Study:
     if (version := top.whole("version")) != VERSION:
@@ -232,6 +251,8 @@ def _study(top: Table, identity: StudyId) -> Study:
     algorithm_name = algorithm.choice("name", ALGORITHMS)
     rounds, radius = algorithm.whole("rounds"), algorithm.number("radius")
     ridge = algorithm.number("ridge", 0.0)
+    takes_steps = ALGORITHMS[algorithm_name].takes_local_steps
+    local_steps = algorithm.whole("local_steps", LOCAL_STEPS) if takes_steps else LOCAL_STEPS
     silos = tuple(_silo(row) for row in top.tables("silos"))
     participants = algorithm.whole("participants", len(silos))
     algorithm.finish()
@@ -258,6 +279,7 @@ def _study(top: Table, identity: StudyId) -> Study:
         most_rounds=rounds,
         radius=radius,
         ridge=ridge,
+        local_steps=local_steps,
         participants=participants,
         clip=clip,
         target=target,

@@ -45,10 +45,14 @@ class SignedDescriptor(_message.Message):
     def __init__(self, descriptor: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("point",)
+    __slots__ = ("point", "control", "void")
     POINT_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
+    VOID_FIELD_NUMBER: _ClassVar[int]
     point: bytes
-    def __init__(self, point: _Optional[bytes] = ...) -> None: ...
+    control: bytes
+    void: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, point: _Optional[bytes] = ..., control: _Optional[bytes] = ..., void: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RoundKeys(_message.Message):
     __slots__ = ("seal", "release")

@@ -76,6 +76,7 @@ class Coordinator:
         self._server = identity.server(config.channel_listen)
         channel_pb2_grpc.add_RoundChannelServicer_to_server(self._channel, self._server)
         self._void_in_a_row = 0
+        self._void: list[int] = []  # rounds whose reports were not used
 
     async def run(self) -> NDArray[np.float64]:
         await self._server.start()
@@ -112,8 +113,7 @@ class Coordinator:
         tried_before = bool(self._journal.attempts(number))
         await self._membership.open(number, tried_before=tried_before)
         started = time.perf_counter()
-        encoded = round_pb2.Query(point=query.point.astype("<f8").tobytes()).SerializeToString()
-        outcome = await self._rounds.play(number, encoded)
+        outcome = await self._rounds.play(number, self._encoded(query))
         void = outcome.result.total is None
         self._void_in_a_row = self._void_in_a_row + 1 if void else 0
         self._report_progress(number, query, outcome, time.perf_counter() - started)
@@ -125,8 +125,18 @@ class Coordinator:
             )
         return self._aggregate(number, outcome.result)
 
+    def _encoded(self, query: Query) -> bytes:
+        """The bytes that a descriptor covers and silos read."""
+        message = round_pb2.Query(point=query.point.astype("<f8").tobytes())
+        if query.control is not None:
+            message.control = query.control.astype("<f8").tobytes()
+            message.void.extend(self._void)
+        encoded: bytes = message.SerializeToString(deterministic=True)
+        return encoded
+
     def _aggregate(self, number: int, result: ClosedRound) -> Aggregate | None:
         if result.total is None:
+            self._void.append(number)
             return None
         grid = self._mechanism.grids[self._mechanism.phase_of(number)]
         return Aggregate.of(result.total, result.reports, grid)

@@ -42,7 +42,7 @@ def test_every_algorithm_learns_something(name: str) -> None:
     assert first.error < 0.3
 
 
-@pytest.mark.parametrize("name", ["noisy-mb-sgd", "localized-subgradient"])
+@pytest.mark.parametrize("name", ["noisy-mb-sgd", "localized-subgradient", "dp-scaffold"])
 def test_a_loss_with_a_kink_is_learned_too(name: str) -> None:
     options = replace(SMALL, rounds=200, loss="hinge")
     assert run_trial(options, Trial(name, 50.0, 3)).error < 0.3

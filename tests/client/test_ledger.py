@@ -2,10 +2,7 @@
 
 import fcntl
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -28,6 +25,7 @@ from silomix_client.reports import StoredReport
 from silomix_core.accounting.budget import Loss
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.study import Study, StudyId
+from support.children import child
 from support.consortia import make_consortium
 from support.silos import (
     NOW,
@@ -41,8 +39,6 @@ from support.silos import (
     study_file,
     written,
 )
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -389,18 +385,6 @@ def test_a_commit_waits_for_the_disk(ledger: Ledger) -> None:
 # Crashes and races: real processes ---------------------------------------------------------------
 
 
-def child(function: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process that calls one of `support.deaths`' functions."""
-    code = f"from support.deaths import {function}; {function}(*{arguments!r})"
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-    )
-
-
 @pytest.fixture(scope="module")
 def crashed(
     template: Consortium, tmp_path_factory: pytest.TempPathFactory
@@ -416,7 +400,11 @@ def crashed(
     for moment in moments:
         made = copied(template, tmp_path_factory.mktemp("crash") / "consortium")
         config = approved_silo(made)
-        silos[moment] = (made, config, child("answer_and_die", str(made.silos[0]), moment))
+        silos[moment] = (
+            made,
+            config,
+            child("deaths", "answer_and_die", str(made.silos[0]), moment),
+        )
     codes = {}
     for moment, (made, config, process) in silos.items():
         _, errors = process.communicate(timeout=60)
@@ -461,7 +449,7 @@ def test_killed_before_any_line_no_charge_is_lost_or_doubled_and_no_noise_is_fre
     """Reports stored in the database, and in files: `kill_at_every_line` says what must hold."""
     made = copied(template, tmp_path / "consortium")
     approved_silo(made)
-    process = child("kill_at_every_line", str(made.folder), attempt, largest_row)
+    process = child("deaths", "kill_at_every_line", str(made.folder), attempt, largest_row)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     found = json.loads(output.splitlines()[-1])
@@ -479,7 +467,7 @@ def test_processes_that_share_a_ledger_never_overspend_nor_answer_a_round_twice(
         content = study_file(made).replace(b'name = "test"', b'name = "second"')
         roomy = replace(config, policy=allowing(PrivacyTarget(6.0, 1e-5)))
         approve(roomy, review(roomy, content), NOW)
-    children = [child("answer_all_rounds", str(made.silos[0]), 1.0) for _ in range(3)]
+    children = [child("deaths", "answer_all_rounds", str(made.silos[0]), 1.0) for _ in range(3)]
     sent: dict[str, set[str]] = {}
     for process in children:
         output, errors = process.communicate(timeout=120)

@@ -13,7 +13,7 @@ from silomix_client.keystream import stream_of
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.federation import Answers, run_study
 from silomix_core.noise import RandomBytes
-from silomix_core.reporting import Reporter
+from silomix_core.reporting import Integers, Question, Reporter
 from silomix_core.update import Records
 from support.silos import altered, approved_silo, asked, open_desk, open_ledger, opened
 
@@ -48,11 +48,10 @@ class RealSilo(Silo):
         super().__init__(name)
         self._made, self._desk = made, desk_of(self.bytes_of_round)
 
-    def values(self, point: NDArray[np.float64], phase: int, _: RandomBytes) -> NDArray[np.int64]:
+    def values(self, question: Question, _: RandomBytes, kept: object) -> Integers:
         self.rounds += 1
-        return self.noted(
-            opened(self._made, self._desk.answer(asked(self._made, self.rounds, point)))
-        )
+        query = asked(self._made, question.round, question.point)
+        return self.noted(opened(self._made, self._desk.answer(query)))
 
 
 class SimulatedSilo(Silo):
@@ -60,9 +59,9 @@ class SimulatedSilo(Silo):
         super().__init__(name)
         self._reporter = reporter
 
-    def values(self, point: NDArray[np.float64], phase: int, _: RandomBytes) -> NDArray[np.int64]:
+    def values(self, question: Question, _: RandomBytes, kept: Integers | None) -> Integers:
         self.rounds += 1
-        return self.noted(self._reporter.values(point, phase, self.bytes_of_round()))
+        return self.noted(self._reporter.values(question, self.bytes_of_round(), kept))
 
 
 @pytest.mark.parametrize("changes", KINDS_OF_STUDY.values(), ids=KINDS_OF_STUDY)

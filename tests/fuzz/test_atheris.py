@@ -10,7 +10,8 @@ LIMIT_S = 120.0  # far beyond what the runs take on a slow machine
 
 
 def fuzzed(folder: Path, *options: str, planted: bool = False) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(TESTS), "SILOMIX_PLANTED": str(int(planted))}
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    environment = os.environ | {"PYTHONPATH": path, "SILOMIX_PLANTED": str(int(planted))}
     script = str(TESTS / "fuzz" / "run_atheris.py")
     fixed = "-seed=20260101", "-max_len=20000", "-rss_limit_mb=4096", f"-artifact_prefix={folder}/"
     return subprocess.run(

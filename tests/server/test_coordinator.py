@@ -14,10 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from silomix.consortium import Consortium
-from silomix_proto import channel_pb2, mix_pb2
+from silomix_proto import channel_pb2, mix_pb2, round_pb2
 from silomix_protocol.batches import frames
 from silomix_protocol.descriptor import Descriptor, check
 from silomix_protocol.keys import SealKey
@@ -34,6 +35,7 @@ from silomix_server.token_desk import TokenDesk
 from support.consortia import make_consortium
 from support.coordinators import FakeChain, PlainSilo, aborted
 from support.mixes import run
+from support.silos import altered
 
 ROUNDS = 4
 FAILED = grpc.StatusCode.FAILED_PRECONDITION
@@ -423,6 +425,36 @@ def test_a_round_that_was_open_when_the_coordinator_died_is_void(made: Consortiu
     scene = study(made, earlier=others)
     assert [line["round"] for line in lines(made)] == [1, 3, 4]
     assert scene.opened() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_silos_with_control_variates_are_told_their_mean_and_which_rounds_were_void(
+    made: Consortium,
+) -> None:
+    """Round 2 is open when the coordinator dies; all silos send 1, 2 and 3 in every coordinate."""
+    made = altered(made, ('name = "noisy-mb-sgd"', 'name = "dp-scaffold"\nlocal_steps = 2'))
+
+    def change(scene: Scene) -> None:
+        def die(answer: object) -> object:
+            if scene.opened()[-1][0] == 2:
+                scene.stop()
+            return answer
+
+        scene.chain.mixes[1].faults["Release"] = die
+
+    others = Outlives(FakeChain(made))
+    with pytest.raises(asyncio.CancelledError):
+        study(made, change, others)
+    others.chain.mixes[1].faults.clear()
+    scene = study(made, earlier=others)
+    queries = [
+        round_pb2.Query.FromString(event.query_chunk)
+        for event in scene.silos[0].heard
+        if event.query_chunk
+    ]
+    assert [list(query.void) for query in queries] == [[2], [2]]
+    step = made.study.mechanism().grids[0] * (1 + 2 + 3) / 3 / 2
+    for used, query in enumerate(queries, start=1):
+        assert np.allclose(np.frombuffer(query.control, dtype="<f8"), used * step, rtol=1e-12)
 
 
 def test_another_signing_key_than_the_studys_is_said_at_once(made: Consortium) -> None:

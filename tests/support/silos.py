@@ -180,9 +180,15 @@ def give_tokens(ledger: Ledger, study: Study, rounds: Iterable[int] | None = Non
         ledger.wallet.keep(study.identity, held)
 
 
-def query_at(point: NDArray[np.float64] | list[float]) -> bytes:
-    encoded = np.asarray(point, dtype="<f8").tobytes()
-    return bytes(round_pb2.Query(point=encoded).SerializeToString(deterministic=True))
+def query_at(
+    point: NDArray[np.float64] | list[float],
+    control: NDArray[np.float64] | list[float] | None = None,
+    void: Iterable[int] = (),
+) -> bytes:
+    message = round_pb2.Query(point=np.asarray(point, dtype="<f8").tobytes(), void=void)
+    if control is not None:
+        message.control = np.asarray(control, dtype="<f8").tobytes()
+    return bytes(message.SerializeToString(deterministic=True))
 
 
 def round_of(
@@ -220,9 +226,12 @@ def asked(
     attempt: int = 1,
     abandoned: Iterable[round_pb2.Abandonment] = (),
     silos: tuple[str, ...] | None = None,
+    void: Iterable[int] = (),
 ) -> AskedRound:
     """What an honest server asks in a round: descriptor, query and keys, as the desk gets them."""
-    query = query_at(np.zeros(made.study.task.dimension) if point is None else point)
+    origin = np.zeros(made.study.task.dimension)
+    control = origin if made.study.has_control else None
+    query = query_at(origin if point is None else point, control, void)
     attempted = round_of(made, round_number, attempt, query=query, silos=silos)
     return AskedRound(
         descriptor=attempted.descriptor,

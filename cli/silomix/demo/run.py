@@ -65,6 +65,7 @@ class DemoOptions:
     label: str | None = None
     seed: int = 1
     participants: int | None = None
+    local_steps: int | None = None
     minimum_batch: int | None = None
     gate: bool = True
     tokens: bool = True
@@ -114,7 +115,9 @@ def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
 def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
     """The privacy target and the data; whatever is wrong is found before anything is written."""
     try:
-        algorithm(options.algorithm)
+        entry = algorithm(options.algorithm)
+        if options.local_steps is not None and not entry.takes_local_steps:
+            raise DemoFailed(f"--local-steps: {entry.name} has none to choose")
         target = PrivacyTarget(options.epsilon, options.delta)
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
@@ -138,6 +141,7 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         gate=options.gate,
         tokens=options.tokens,
         participants=options.participants,
+        local_steps=options.local_steps,
     )
     return lay_out(
         options.out,

@@ -129,7 +129,7 @@ def _spent_by_round(study: Study, rounds: int) -> list[float]:
     spent = [0.0]
     for number in range(1, rounds + 1):
         phase = mechanism.phase_of(number)
-        answered[phase] += 1
+        answered[phase] += mechanism.phases[phase].steps
         event = mechanism.event(silo, phase)
         spent.append(max(spent[-1], epsilon_of([(event, answered[phase])], silo.target.delta)))
     return spent[1:]

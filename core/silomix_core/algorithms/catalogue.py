@@ -1,6 +1,6 @@
 """The algorithms that a study can name."""
 
-from silomix_core.algorithms import accelerated, localized, noisy_mb_sgd
+from silomix_core.algorithms import accelerated, local_updates, localized, noisy_mb_sgd
 from silomix_core.algorithms.seam import Algorithm
 
 _ALL = (
@@ -13,6 +13,11 @@ _ALL = (
     localized.MB_SGD,
     localized.ACCELERATED,
     localized.SUBGRADIENT,
+    local_updates.LOCAL_SGD,
+    local_updates.FED_AVG,
+    local_updates.FED_SGD,
+    local_updates.SCAFFOLD,
+    local_updates.WARM_SCAFFOLD,
 )
 ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 

@@ -18,14 +18,19 @@ from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.mechanism import Phase
 
 Point = NDArray[np.float64]
+LOCAL_STEPS = 5  # unless the study says otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question to all silos: the gradient at `point`; `model` is the best model so far."""
+    """A question to all silos: the gradient at `point`; `model` is the best model so far.
+
+    control: the mean control variate of all silos, for algorithms that have them.
+    """
 
     point: Point
     model: Point
+    control: Point | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class Setting:
     records: n of the smallest silo; radius: of the ball W around 0 that the model is kept in;
     lipschitz: L, no record's gradient is longer; smoothness: β of the loss, infinite if it has
     kinks; target: (ε, δ) of the whole transcript, the least that a silo was promised; ridge: of
-    the term ridge/2·‖w‖², which is public and added by the server.
+    the term ridge/2·‖w‖², which is public and added by the server; local_steps: K of algorithms in
+    which silos walk; ratio: the share of its records that a silo draws for a gradient.
     """
 
     rounds: int
@@ -65,6 +71,8 @@ class Setting:
     smoothness: float
     target: PrivacyTarget
     ridge: float = 0.0
+    local_steps: int = LOCAL_STEPS
+    ratio: float = 1.0
 
     @property
     def diameter(self) -> float:
@@ -80,14 +88,16 @@ class Setting:
 class AlgorithmPlan:
     """A setting, how the rounds use the records, and what noise that needs.
 
-    noises: of each phase, the standard deviation on a coordinate of one report; shares: of a
-    phase's records, how many a round draws (1: all of them).
+    noises: of each phase, the standard deviation on a coordinate of one noised gradient; share: of
+    a phase's records, how many a gradient draws (1: all of them); largest_gradient: bound on a
+    coordinate of a noised gradient.
     """
 
     setting: Setting
     phases: tuple[Phase, ...]
     noises: tuple[float, ...]
     share: float = 1.0
+    largest_gradient: float = inf
 
     @property
     def rounds(self) -> int:
@@ -111,10 +121,27 @@ class AlgorithmPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalSteps:
+    """How a silo walks from one noised gradient of an answer to the next.
+
+    size: of a step; still_rounds: the first rounds, in which it stays at the point it was asked
+    about; ridge: of the public term, whose gradient at that point belongs to every step.
+    """
+
+    size: float
+    still_rounds: int = 0
+    ridge: float = 0.0
+
+    def size_in(self, round_number: int) -> float:
+        return 0.0 if round_number <= self.still_rounds else self.size
+
+
+@dataclass(frozen=True, slots=True)
 class Algorithm:
     """What a study can name; `phases` says how its rounds use the records (the privacy events).
 
-    theorem: what it implements and where that stands; advice: when to use it.
+    theorem: what it implements and where that stands; advice: when to use it; local: how silos
+    walk, if they do; takes_local_steps: whether the study says how many steps.
     """
 
     name: str
@@ -124,6 +151,8 @@ class Algorithm:
     start: Callable[[AlgorithmPlan], Steps]
     phases: Callable[[Setting], tuple[Phase, ...]]
     needs_smooth: bool = False
+    local: Callable[[AlgorithmPlan], LocalSteps] | None = None
+    takes_local_steps: bool = False
 
 
 def ask(

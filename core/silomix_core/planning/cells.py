@@ -160,10 +160,10 @@ def _cell(request: Request, epsilon: float, rounds: int) -> Cell:
 
 
 def _paper_sigma(mechanism: Mechanism, participant: Participant, phase: Phase) -> float:
-    """A phase of one round uses every record at most once: there the one-pass formula holds."""
+    """A phase of one gradient uses every record at most once: there the one-pass formula holds."""
     records, target = phase.records(participant.records), participant.target
     batch = int(mechanism.minibatch.size(records))
-    if phase.rounds == 1:
+    if phase.events == 1:
         return one_pass_sigma(
             lipschitz=mechanism.clip, batch=batch, epsilon=target.epsilon, delta=target.delta
         )
@@ -171,7 +171,7 @@ def _paper_sigma(mechanism: Mechanism, participant: Participant, phase: Phase) -
         lipschitz=mechanism.clip,
         records=records,
         batch=batch,
-        rounds=phase.rounds,
+        rounds=phase.events,
         epsilon=target.epsilon,
         delta=target.delta,
     )

@@ -76,7 +76,8 @@ class Request:
 
     @property
     def simulates(self) -> bool:
-        return self.seeds > 0 and self.dimension <= LARGEST_DIMENSION
+        small = self.dimension <= LARGEST_DIMENSION
+        return self.seeds > 0 and small and algorithm(self.algorithm).local is None
 
     def participant(self, epsilon: float) -> Participant:
         return Participant(self.records, PrivacyTarget(epsilon, self.delta))
@@ -89,6 +90,7 @@ class Request:
             rounds=rounds,
             radius=self.radius,
             clip=self.clip,
+            ratio=self.minibatch.ratio,
         )
 
     def mechanism(self, epsilon: float, rounds: int) -> Mechanism:
