@@ -10,7 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import isfinite, sqrt
 from pathlib import Path
@@ -23,14 +23,15 @@ from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.federation import run_study
-from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.reporting import Reporter
 from silomix_core.setting import plan_of, setting_of
+from silomix_core.task import Task
 from silomix_core.update import Records
 
 from silomix.demo.data import load
 from silomix.demo.evaluate import error, majority_error, pooled_error
+from silomix.demo.goal import Goal
 from silomix.demo.tables import DemoData, Floats
 from silomix.failures import Failure
 
@@ -50,20 +51,17 @@ class SimulateOptions:
     clip: float
     radius: float
     ridge: float
-    loss: str
+    goal: Goal
     seeds: int
     processes: int | None
     json: Path | None
     png: Path | None
 
-    def check(self) -> None:
+    def check(self, task: Task) -> None:
         """Failure for what can be known to be wrong before anything runs."""
-        if self.loss not in [each.value for each in LossName]:
-            known = ", ".join(each.value for each in LossName)
-            raise Failure(f"--loss {self.loss!r}: use one of {known}")
         for name in self.algorithms:
-            if algorithm(name).needs_smooth and not isfinite(loss(LossName(self.loss)).smoothness):
-                raise Failure(f"{name} needs a loss without kinks, {self.loss} has one")
+            if algorithm(name).needs_smooth and not isfinite(task.smoothness):
+                raise Failure(f"{name} needs a loss without kinks, {self.goal.loss} has one")
         for epsilon in self.epsilons:
             PrivacyTarget(epsilon, self.delta)
         if self.participants is not None and not 1 <= self.participants <= self.silos:
@@ -108,11 +106,11 @@ class Line:
 
 def run_simulation(options: SimulateOptions, console: Console) -> list[Line]:
     """All trials on all cores, then the table, the JSON and the picture."""
+    data = load(options.data, options.label, options.silos, seed=1, goal=options.goal)
     try:
-        options.check()
+        options.check(data.task)
     except ValueError as bad:
         raise Failure(str(bad)) from bad
-    data = load(options.data, options.label, options.silos, seed=1)
     console.print(f"{data.name}: {data.describes}")
     outcomes = list(_all_trials(options, console))
     lines = _lines(options, outcomes)
@@ -155,8 +153,8 @@ def _all_trials(options: SimulateOptions, console: Console) -> Iterable[Outcome]
 
 def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     """One study on the split of this seed."""
-    data, pooled = _split(options.data, options.label, options.silos, trial.seed)
-    task, entry = replace(data.task, loss=LossName(options.loss)), algorithm(trial.algorithm)
+    data, pooled = _split(options.data, options.label, options.silos, trial.seed, options.goal)
+    task, entry = data.task, algorithm(trial.algorithm)
     target = PrivacyTarget(trial.epsilon, options.delta)
     participants = [Participant(len(silo), target) for silo in data.silos]
     setting = setting_of(
@@ -183,8 +181,8 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
         Reporter(
             mechanism,
             participant,
-            Records(task.encode(silo.values), 2 * silo.labels - 1),
-            task.loss,
+            Records(task.encode(silo.values), task.encode_labels(silo.labels)),
+            task.loss_function,
             rng.bytes,
         )
         for participant, silo in zip(participants, data.silos, strict=True)
@@ -194,8 +192,10 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
 
 
 @lru_cache(maxsize=4)
-def _split(name: str, label: str | None, silos: int, seed: int) -> tuple[DemoData, float]:
-    data = load(name, label, silos, seed)
+def _split(
+    name: str, label: str | None, silos: int, seed: int, goal: Goal
+) -> tuple[DemoData, float]:
+    data = load(name, label, silos, seed, goal)
     return data, pooled_error(data)
 
 
@@ -239,9 +239,9 @@ def _table(
     pooled = 100 * float(np.mean([each.pooled_error for each in outcomes]))
     asked = options.participants or options.silos
     table = Shown(
-        title=f"test error in %, {options.seeds} seeds; {options.silos} silos, {asked} asked in a "
-        f"round, δ = {options.delta:g}",
-        caption=f"without privacy, all records together: {pooled:.2f}; the commoner label: "
+        title=f"test error{_kind(options)} in %, {options.seeds} seeds; {options.silos} silos, "
+        f"{asked} asked in a round, δ = {options.delta:g}",
+        caption=f"without privacy, all records together: {pooled:.2f}; always the same answer: "
         f"{100 * majority:.2f}.  ε: one record replaced, whole transcript of a silo, against "
         "everybody else",
     )
@@ -258,6 +258,10 @@ def _table(
             f"{line.excess:+.2f}{margin}",
         )
     return table
+
+
+def _kind(options: SimulateOptions) -> str:
+    return " (mean squared error over mean(y²))" if options.goal.loss_name.is_regression else ""
 
 
 def _draw(

@@ -1,4 +1,4 @@
-"""Logistic regression without privacy, on everybody's records together: what models are held to."""
+"""Regression without privacy, on everybody's records together: what models are held to."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,9 +6,15 @@ from numpy.typing import NDArray
 from silomix_core.losses import LossName, loss
 
 _LOGISTIC = loss(LossName.LOGISTIC)
-_RIDGE = 1e-6  # keeps Newton's steps finite on separable data
+_RIDGE = 1e-6  # keeps solutions finite: on separable data, for features that repeat others
 
 Floats = NDArray[np.float64]
+
+
+def least_squares(features: Floats, labels: Floats) -> Floats:
+    """Minimizer (d,) of the mean squared error + ridge over features (n, d), labels (n,)."""
+    gram = features.T @ features / len(features) + _RIDGE * np.eye(features.shape[1])
+    return np.linalg.solve(gram, features.T @ labels / len(features)).astype(np.float64)
 
 
 def logistic_regression(features: Floats, labels: Floats) -> Floats:

@@ -8,7 +8,7 @@ the approval; which of them take part in a round, and the noise, from the random
 import numpy as np
 from numpy.typing import NDArray
 
-from silomix_core.losses import LossName, loss
+from silomix_core.losses import Loss
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.minibatches import draw, partition
 from silomix_core.noise import RandomBytes, discrete_gaussian
@@ -25,12 +25,12 @@ class Reporter:
         mechanism: Mechanism,
         participant: Participant,
         records: Records,
-        loss_name: LossName,
+        loss: Loss,
         phase_bytes: RandomBytes,
     ) -> None:
         self._mechanism, self._participant = mechanism, participant
         self._sums = [
-            ClippedSum(each, loss(loss_name), mechanism.clip)
+            ClippedSum(each, loss, mechanism.clip)
             for each in _by_phase(mechanism, records, phase_bytes)
         ]
 

@@ -286,8 +286,13 @@ def _task(table: Table) -> Task:
     scaling = Scaling(table.choice("scaling", [entry.value for entry in Scaling]))
     bias = table.number("bias")
     features = tuple(_feature(row) for row in table.tables("features"))
+    bounds = None
+    if loss.is_regression:
+        bounds = table.number("label_low"), table.number("label_high")
+    level = table.number("level") if loss is LossName.QUANTILE else None
+    threshold = table.number("threshold") if loss is LossName.HUBER else None
     table.finish()
-    return table.build(lambda: Task(loss, label, features, scaling, bias))
+    return table.build(lambda: Task(loss, label, features, scaling, bias, bounds, level, threshold))
 
 
 def _feature(table: Table) -> Feature:

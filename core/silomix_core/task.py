@@ -3,7 +3,8 @@
 `Task.encode` is where a record enters the mathematics.  It is a *total* function of one record
 (values are clamped to the public bounds, missing ones replaced by the declared value), fits
 nothing on data, and gives integers: feature vectors of Euclidean norm at most `UNIT` per unit of
-norm, so that everything after it can be summed exactly.
+norm, so that everything after it can be summed exactly.  `Task.encode_labels` does the same to the
+label: a class becomes −1 or +1, a number is clamped to its public bounds and scaled to [−1, 1].
 """
 
 import re
@@ -14,13 +15,16 @@ from math import isfinite, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from silomix_core.losses import LossName, loss
+from silomix_core.losses import WIDEST_KNEE, Loss, LossName, loss
 
 FEATURE_BITS = 16
 UNIT = 2**FEATURE_BITS
 _MOST_COLUMNS = 2**21
 _COLUMN_NUMBER = re.compile("[1-9][0-9]{0,6}")
 _FARTHEST_BOUND = 1e300  # beyond, differences of bounds overflow
+_LEAST_THRESHOLD = 1e-6  # of Huber's loss, in ranges of the label
+
+Floats = NDArray[np.float64]
 
 
 class Scaling(Enum):
@@ -46,10 +50,7 @@ class Feature:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a feature needs a name")
-        if not (isfinite(self.low) and isfinite(self.high) and self.low < self.high):
-            raise ValueError(f"feature {self.name!r}: low must be below high, both finite")
-        if max(-self.low, self.high) > _FARTHEST_BOUND:
-            raise ValueError(f"feature {self.name!r}: bounds must lie within ±{_FARTHEST_BOUND:g}")
+        _check_bounds(f"feature {self.name!r}", self.low, self.high)
         if not self.low <= self.missing <= self.high:
             raise ValueError(f"feature {self.name!r}: missing must lie between low and high")
         if not 1 <= self.count <= _MOST_COLUMNS:
@@ -73,15 +74,24 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A loss over features and a 0/1 label; the model has one weight per feature and a bias."""
+    """A loss over features and a label; the model has one weight per feature and a bias.
+
+    Labels are 0 and 1, or for regression numbers with public `label_bounds`.  `level` belongs to
+    the quantile loss, `threshold` to Huber's: errors beyond it, in the label's own unit, count
+    in proportion to their size.
+    """
 
     loss: LossName
     label: str
     features: tuple[Feature, ...]
     scaling: Scaling
     bias: float
+    label_bounds: tuple[float, float] | None = None
+    level: float | None = None
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_label()
         if not self.features:
             raise ValueError("a task needs at least one feature")
         if self.dimension > _MOST_COLUMNS + 1:
@@ -92,6 +102,29 @@ class Task:
             raise ValueError(f"the label {self.label!r} is also listed as a feature")
         if not 0 < self.bias <= 1:
             raise ValueError("bias must be above 0 and at most 1")
+
+    def _check_label(self) -> None:
+        name = self.loss.value
+        if (self.label_bounds is not None) != self.loss.is_regression:
+            needs = "needs" if self.loss.is_regression else "has no"
+            raise ValueError(f"the {name} loss {needs} bounds of the label (label_low, label_high)")
+        if (self.level is not None) != (self.loss is LossName.QUANTILE):
+            raise ValueError(f"a level belongs to the quantile loss, and to no other: {name}")
+        if (self.threshold is not None) != (self.loss is LossName.HUBER):
+            raise ValueError(f"a threshold belongs to the huber loss, and to no other: {name}")
+        if self.label_bounds is None:
+            return
+        _check_bounds(f"label {self.label!r}", *self.label_bounds)
+        low, high = self.label_bounds
+        if self.threshold is not None and not (
+            _LEAST_THRESHOLD <= self.threshold / (high - low) <= 1
+        ):
+            raise ValueError(
+                f"threshold must lie between {_LEAST_THRESHOLD * (high - low):g} and "
+                f"{high - low:g}, the range of the label"
+            )
+        if self.level is not None and not 0 < self.level < 1:
+            raise ValueError("level must be above 0 and below 1")
 
     def _has_repeated_columns(self) -> bool:
         """x_1 … x_n of two features differ as their names do; one of them may meet a plain name."""
@@ -116,16 +149,50 @@ class Task:
         return sqrt(1 + self.bias**2)
 
     @property
+    def loss_function(self) -> Loss:
+        """The loss of a score and an encoded label."""
+        knee = None
+        if self.threshold is not None and self.label_bounds is not None:
+            low, high = self.label_bounds
+            knee = WIDEST_KNEE * self.threshold / (high - low)
+        return loss(self.loss, level=self.level, knee=knee)
+
+    @property
     def lipschitz(self) -> float:
         """Bound on the norm of a record's gradient, before any clipping."""
-        return loss(self.loss).largest_residual * self.longest
+        return self.loss_function.largest_residual * self.longest
 
     @property
     def smoothness(self) -> float:
         """Bound on how fast a record's gradient changes; infinite for a loss with kinks."""
-        return loss(self.loss).smoothness * self.longest**2
+        return self.loss_function.smoothness * self.longest**2
 
-    def encode(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    @property
+    def label_rule(self) -> str:
+        """What a label must be, for people."""
+        return "a number" if self.loss.is_regression else "0 or 1"
+
+    def are_labels(self, values: Floats) -> NDArray[np.bool_]:
+        """Which of these can be labels; values beyond the bounds can."""
+        return np.isfinite(values) if self.loss.is_regression else np.isin(values, (0.0, 1.0))
+
+    def encode_labels(self, values: Floats) -> Floats:
+        """Labels (n,) as losses and records take them: in [−1, 1], multiples of 1/UNIT."""
+        if self.label_bounds is None:
+            return 2 * values - 1
+        low, high = self.label_bounds
+        scaled = np.clip((2 * np.clip(values, low, high) - (low + high)) / (high - low), -1.0, 1.0)
+        encoded: Floats = np.rint(scaled * UNIT) / UNIT
+        return encoded
+
+    def predict(self, scores: Floats) -> Floats:
+        """Labels in the study's own terms: 0 and 1, or numbers within the bounds."""
+        if self.label_bounds is None:
+            return (scores > 0).astype(np.float64)
+        low, high = self.label_bounds
+        return low / 2 + high / 2 + np.clip(scores, -1.0, 1.0) * (high / 2 - low / 2)
+
+    def encode(self, values: Floats) -> Floats:
         """Integer feature vectors (n, dimension) of raw values (n, columns); NaN means missing.
 
         Integers are kept as float64, in which their sums and products stay exact below 2⁵³.
@@ -146,3 +213,10 @@ class Task:
         np.rint(scaled * UNIT, out=encoded[:, :-1])
         encoded[:, -1] = round(self.bias * UNIT)
         return encoded
+
+
+def _check_bounds(what: str, low: float, high: float) -> None:
+    if not (isfinite(low) and isfinite(high) and low < high):
+        raise ValueError(f"{what}: low must be below high, both finite")
+    if max(-low, high) > _FARTHEST_BOUND:
+        raise ValueError(f"{what}: bounds must lie within ±{_FARTHEST_BOUND:g}")

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """A silo's encoded records: integer features (n, d) as float64, labels ±1 (n,)."""
+    """A silo's encoded records: integer features (n, d) as float64, labels (n,) in [−1, 1]."""
 
     features: Floats
     labels: Floats
@@ -42,6 +42,8 @@ class Records:
             raise ValueError("a silo needs at least one record")
         if not np.abs(self.features).max() <= UNIT:  # also true for NaN
             raise ValueError("a feature lies outside the encoded range")
+        if not np.abs(self.labels).max() <= 1:
+            raise ValueError("a label lies outside the encoded range")
 
     def __len__(self) -> int:
         return len(self.features)

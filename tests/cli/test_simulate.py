@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from silomix.demo.goal import Goal
 from silomix.main import app
 from silomix.simulate import SimulateOptions, Trial, run_trial
 from silomix_core.algorithms.catalogue import ALGORITHMS
@@ -23,7 +24,7 @@ SMALL = SimulateOptions(
     clip=0.25,
     radius=50.0,
     ridge=0.0,
-    loss="logistic",
+    goal=Goal(),
     seeds=1,
     processes=1,
     json=None,
@@ -44,8 +45,26 @@ def test_every_algorithm_learns_something(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["noisy-mb-sgd", "localized-subgradient"])
 def test_a_loss_with_a_kink_is_learned_too(name: str) -> None:
-    options = replace(SMALL, rounds=200, loss="hinge")
+    options = replace(SMALL, rounds=200, goal=Goal("hinge"))
     assert run_trial(options, Trial(name, 50.0, 3)).error < 0.3
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal("squared", (0.0, 1.0)),
+        Goal("huber", (0.0, 1.0), threshold=0.5),
+        Goal("absolute", (0.0, 1.0)),
+        Goal("quantile", (0.0, 1.0), level=0.5),
+    ],
+    ids=lambda goal: goal.loss,
+)
+def test_a_number_is_learned(goal: Goal) -> None:
+    """Whether a tumour is malignant, as the number 0 or 1; the mean has an error of 0.63."""
+    options = replace(SMALL, rounds=200, goal=goal, radius=goal.radius)
+    outcome = run_trial(options, Trial("noisy-mb-sgd", 50.0, 3))
+    assert outcome.pooled_error < 0.12
+    assert outcome.error < 0.15
 
 
 def test_more_privacy_costs_error() -> None:
@@ -84,6 +103,11 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
     [
         (["--algorithm", "adam"], "unknown algorithm 'adam'"),
         (["--loss", "zero-one"], "--loss 'zero-one': use one of logistic, hinge"),
+        (["--loss", "squared"], "--loss squared needs --label-bounds LOW,HIGH"),
+        (["--loss", "squared", "--label-bounds", "1"], "--label-bounds '1': use LOW,HIGH"),
+        (["--loss", "squared", "--label-bounds", "1,0"], "--loss squared: label 'readmitted': low"),
+        (["--label-bounds", "0,1"], "--loss logistic: the logistic loss has no bounds"),
+        (["--loss", "quantile", "--label-bounds", "0,1"], "a level belongs to the quantile loss"),
         (
             ["--loss", "hinge", "--algorithm", "multi-stage"],
             "multi-stage needs a loss without kinks, hinge has one",

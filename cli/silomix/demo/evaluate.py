@@ -1,37 +1,35 @@
 """How good a model is on the demo's hold-out, and what to compare it with."""
 
 import numpy as np
-from silomix_core.losses import loss
-from silomix_core.pooled import logistic_regression
+from silomix_core import evaluation
+from silomix_core.evaluation import PublicRecords
+from silomix_core.pooled import least_squares, logistic_regression
 from silomix_core.task import UNIT, Task
 
 from silomix.demo.tables import DemoData, Floats, Table
 
 
 def error(model: Floats, table: Table, task: Task) -> float:
-    """The share of records whose label the model (d,) gets wrong."""
-    return float(np.mean((_scores(model, table, task) > 0) != (table.labels == 1)))
+    """The share of labels that the model (d,) gets wrong; squared error for regression."""
+    return PublicRecords(task, table.values, table.labels).error(model)
 
 
 def mean_loss(model: Floats, table: Table, task: Task) -> float:
     """The task's loss of the model (d,), averaged over the records."""
-    signs = 2 * table.labels - 1
-    return float(np.mean(loss(task.loss).value(_scores(model, table, task), signs)))
+    return PublicRecords(task, table.values, table.labels).mean_loss(model)
 
 
 def pooled_error(data: DemoData) -> float:
-    """Hold-out error of logistic regression without privacy on all silos' records together."""
+    """Hold-out error without privacy, on all silos' records together.
+
+    Of logistic regression; of least squares where labels are numbers.
+    """
     encoded = np.concatenate([data.task.encode(silo.values) for silo in data.silos]) / UNIT
-    signs = 2 * np.concatenate([silo.labels for silo in data.silos]) - 1
-    return error(logistic_regression(encoded, signs), data.holdout, data.task)
+    labels = np.concatenate([data.task.encode_labels(silo.labels) for silo in data.silos])
+    fit = least_squares if data.task.loss.is_regression else logistic_regression
+    return error(fit(encoded, labels), data.holdout, data.task)
 
 
 def majority_error(data: DemoData) -> float:
-    """Hold-out error of always answering the hold-out's more frequent label."""
-    positive = float(np.mean(data.holdout.labels))
-    return min(positive, 1 - positive)
-
-
-def _scores(model: Floats, table: Table, task: Task) -> Floats:
-    scores: Floats = task.encode(table.values) @ model / UNIT
-    return scores
+    """Hold-out error of always answering the commonest label, or the mean of numeric ones."""
+    return evaluation.constant_error(data.task, data.holdout.labels)

@@ -1,0 +1,47 @@
+"""How good a model is on records that anybody may see: mean loss, and error in everyday terms.
+
+Used where models are shown (the server's public hold-out, the demo, simulations); nothing here
+touches a silo's records.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silomix_core.task import UNIT, Task
+
+Floats = NDArray[np.float64]
+
+
+class PublicRecords:
+    """Raw values (n, columns) and labels (n,) that need no protection."""
+
+    def __init__(self, task: Task, values: Floats, labels: Floats) -> None:
+        self._task = task
+        self._features = task.encode(values) / UNIT
+        self._labels = labels
+        self._encoded_labels = task.encode_labels(labels)
+
+    def mean_loss(self, model: Floats) -> float:
+        """The task's own loss, in its scaled units."""
+        values = self._task.loss_function.value(self._features @ model, self._encoded_labels)
+        return float(values.mean())
+
+    def error(self, model: Floats) -> float:
+        """The share of wrong labels; for regression the mean squared error over mean(y²)."""
+        return error(self._task, self._task.predict(self._features @ model), self._labels)
+
+
+def error(task: Task, predicted: Floats, labels: Floats) -> float:
+    """The share of wrong predictions; for regression the mean squared error over mean(y²)."""
+    if not task.loss.is_regression:
+        return float(np.mean(predicted != labels))
+    unit = max(float(np.abs(labels).max()), 1e-300)  # so that no square overflows
+    return float(np.mean(((predicted - labels) / unit) ** 2) / np.mean((labels / unit) ** 2))
+
+
+def constant_error(task: Task, labels: Floats) -> float:
+    """The error of the best answer that looks at no feature: the commonest label, or the mean."""
+    if task.loss.is_regression:
+        return error(task, np.full(len(labels), labels.mean()), labels)
+    _, counts = np.unique(labels, return_counts=True)
+    return float(1 - counts.max() / len(labels))
