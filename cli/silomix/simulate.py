@@ -24,6 +24,7 @@ from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.federation import run_study
 from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.models import model_of
 from silomix_core.reporting import Reporter
 from silomix_core.setting import plan_of, setting_of
 from silomix_core.task import Task
@@ -182,7 +183,7 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
             mechanism,
             participant,
             Records(task.encode(silo.values), task.encode_labels(silo.labels)),
-            task.loss_function,
+            model_of(task, entry.smoothing(setting)),
             rng.bytes,
         )
         for participant, silo in zip(participants, data.silos, strict=True)

@@ -56,7 +56,7 @@ class StudyDesk:
             self._mechanism,
             approval.participant,
             records,
-            self.study.task.loss_function,
+            self.study.model,
             stream_of(approval.partition),
         )
         largest = self._reporter.largest_phase

@@ -7,6 +7,7 @@ touches a silo's records.
 import numpy as np
 from numpy.typing import NDArray
 
+from silomix_core.models import model_of
 from silomix_core.task import UNIT, Task
 
 Floats = NDArray[np.float64]
@@ -16,19 +17,20 @@ class PublicRecords:
     """Raw values (n, columns) and labels (n,) that need no protection."""
 
     def __init__(self, task: Task, values: Floats, labels: Floats) -> None:
-        self._task = task
+        self._task, self._model = task, model_of(task)
         self._features = task.encode(values) / UNIT
         self._labels = labels
         self._encoded_labels = task.encode_labels(labels)
 
-    def mean_loss(self, model: Floats) -> float:
+    def mean_loss(self, weights: Floats) -> float:
         """The task's own loss, in its scaled units."""
-        values = self._task.loss_function.value(self._features @ model, self._encoded_labels)
-        return float(values.mean())
+        scores = self._model.scores(weights, self._features)
+        return float(self._model.losses(scores, self._encoded_labels).mean())
 
-    def error(self, model: Floats) -> float:
+    def error(self, weights: Floats) -> float:
         """The share of wrong labels; for regression the mean squared error over mean(y²)."""
-        return error(self._task, self._task.predict(self._features @ model), self._labels)
+        scores = self._model.scores(weights, self._features)
+        return error(self._task, self._task.predict(scores), self._labels)
 
 
 def error(task: Task, predicted: Floats, labels: Floats) -> float:

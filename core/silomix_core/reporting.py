@@ -8,11 +8,11 @@ the approval; which of them take part in a round, and the noise, from the random
 import numpy as np
 from numpy.typing import NDArray
 
-from silomix_core.losses import Loss
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.minibatches import draw, partition
+from silomix_core.models import Model
 from silomix_core.noise import RandomBytes, discrete_gaussian
-from silomix_core.update import ClippedSum, Records, to_grid
+from silomix_core.update import Records, to_grid
 
 Floats = NDArray[np.float64]
 
@@ -25,12 +25,12 @@ class Reporter:
         mechanism: Mechanism,
         participant: Participant,
         records: Records,
-        loss: Loss,
+        model: Model,
         phase_bytes: RandomBytes,
     ) -> None:
         self._mechanism, self._participant = mechanism, participant
         self._sums = [
-            ClippedSum(each, loss, mechanism.clip)
+            model.gradients(each, mechanism.clip)
             for each in _by_phase(mechanism, records, phase_bytes)
         ]
 
@@ -42,9 +42,8 @@ class Reporter:
         """The integers of a report about this point."""
         mechanism, clipped_sum = self._mechanism, self._sums[phase]
         batch = draw(mechanism.minibatch, len(clipped_sum), random_bytes)
-        mean = to_grid(
-            clipped_sum.at(point, batch), mechanism.units_per_sum(self._participant, phase)
-        )
+        total = clipped_sum.at(point, batch, random_bytes)
+        mean = to_grid(total, mechanism.units_per_sum(self._participant, phase))
         mean += discrete_gaussian(mechanism.dimension, random_bytes)
         return mean
 

@@ -19,6 +19,7 @@ from silomix_core.algorithms.seam import AlgorithmPlan, Setting
 from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
 from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.models import Model, model_of
 from silomix_core.setting import plan_of, setting_of
 from silomix_core.task import Feature, Scaling, Task
 
@@ -208,6 +209,11 @@ class Study:
     def rounds(self) -> int:
         """As many as the algorithm asks for, and at most as many as the file allows."""
         return sum(phase.rounds for phase in self.phases)
+
+    @property
+    def model(self) -> Model:
+        """What a silo differentiates: the task's model, smoothed if the algorithm says so."""
+        return model_of(self.task, ALGORITHMS[self.algorithm].smoothing(self.setting))
 
     def mechanism(self) -> Mechanism:
         """One noise scale for all: the largest that any silo needs."""

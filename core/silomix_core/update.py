@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.losses import Loss
+from silomix_core.noise import RandomBytes
+from silomix_core.smoothing import Smoothing
 from silomix_core.task import UNIT
 
 _RESIDUAL_UNIT = 2**20
@@ -56,27 +58,37 @@ class ClippedSum:
     residual·features has norm ≤ clip.  It depends on the record only and is computed once.
     """
 
-    def __init__(self, records: Records, loss: Loss, clip: float) -> None:
+    def __init__(
+        self, records: Records, loss: Loss, clip: float, smoothing: Smoothing | None = None
+    ) -> None:
         self._records = records
         self._loss = loss
+        self._smoothing = smoothing
         clip_units = floor(clip * UNIT * _RESIDUAL_UNIT)
         squares = np.einsum("ij,ij->i", records.features, records.features)
         norms = np.maximum(np.floor(np.sqrt(squares)) + 1, 1)  # at least the true norm
         self._caps = np.minimum(
             np.floor(clip_units / norms), floor(loss.largest_residual * _RESIDUAL_UNIT)
         )
+        self._widths = None if smoothing is None else smoothing.widths(norms / UNIT)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def at(self, point: Floats, batch: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    def at(
+        self,
+        point: Floats,
+        batch: NDArray[np.bool_] | None = None,
+        random_bytes: RandomBytes | None = None,
+    ) -> NDArray[np.int64]:
         """The sum in units of 1/(UNIT·2²⁰); one record contributes at most `clip` in L2 norm.
 
         What a record contributes follows from itself, its place and the point: never from others.
 
         `batch` (n,) says who takes part in this round, all records if it is not given.  Size and
         members of a random batch are secret, so the work is the same whatever the mask: residuals
-        of the others are multiplied by 0, no row is picked out or left out.
+        of the others are multiplied by 0, no row is picked out or left out.  `random_bytes` are
+        the round's, for a smoothing that draws.
         """
         if batch is not None and (batch.shape != (len(self._records),) or batch.dtype != np.bool_):
             raise ValueError("a batch is one truth value for each record")
@@ -86,34 +98,46 @@ class ClippedSum:
         # time would tell.  A feature is 0 or at least 1, so normal weights give normal products.
         weights[np.abs(weights) < _NEAREST] = 0.0
         weights /= UNIT
+        shifts = None
+        if self._smoothing is not None:
+            shifts = self._smoothing.shifts(len(self._records), random_bytes)
         sums = (
             # integers below 2⁵³, in whatever order float64 adds them up
-            reduce(iadd, self._block_sums(weights, batch, start)).astype(np.int64)
+            reduce(iadd, self._block_sums(weights, batch, shifts, start)).astype(np.int64)
             for start in range(0, len(self._records), _ROWS_PER_SUM)
         )
         total: NDArray[np.int64] = reduce(iadd, sums)
         return total
 
     def _block_sums(
-        self, weights: Floats, batch: NDArray[np.bool_] | None, start: int
+        self, weights: Floats, batch: NDArray[np.bool_] | None, shifts: Floats | None, start: int
     ) -> Iterator[Floats]:
         """Sums over blocks of rows, `_ROWS_PER_SUM` rows in all, beginning with row `start`.
 
         Both products of a block are formed while it is in the cache: the features, nearly all of a
         silo's memory, are read once and not twice.
         """
-        features, labels = self._records.features, self._records.labels
+        features = self._records.features
         step = max(_FEWEST_ROWS, _BLOCK_VALUES // (len(weights) + _VALUES_BESIDE))
         stop = min(start + _ROWS_PER_SUM, len(features))
         for first in range(start, stop, step):
             rows = slice(first, min(first + step, stop))
-            residuals = self._loss.residual(features[rows] @ weights, labels[rows])
+            residuals = self._residuals(features[rows] @ weights, rows, shifts)
             residuals *= _RESIDUAL_UNIT
             np.trunc(residuals, out=residuals)
             np.clip(residuals, -self._caps[rows], self._caps[rows], out=residuals)
             if batch is not None:
                 residuals *= batch[rows]
             yield residuals @ features[rows]
+
+    def _residuals(self, scores: Floats, rows: slice, shifts: Floats | None) -> Floats:
+        labels = self._records.labels[rows]
+        if self._smoothing is None or self._widths is None:
+            return self._loss.residual(scores, labels)
+        widths = self._widths[rows]
+        if shifts is not None:
+            scores = scores + widths * shifts[rows]
+        return self._smoothing.residual(self._loss, scores, labels, widths)
 
 
 def to_grid(total: NDArray[np.int64], units_per_sum: float) -> NDArray[np.int64]:

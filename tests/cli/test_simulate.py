@@ -43,7 +43,9 @@ def test_every_algorithm_learns_something(name: str) -> None:
     assert first.error < 0.3
 
 
-@pytest.mark.parametrize("name", ["noisy-mb-sgd", "localized-subgradient"])
+@pytest.mark.parametrize(
+    "name", ["noisy-mb-sgd", "localized-subgradient", "moreau-smoothing", "convolution-smoothing"]
+)
 def test_a_loss_with_a_kink_is_learned_too(name: str) -> None:
     options = replace(SMALL, rounds=200, goal=Goal("hinge"))
     assert run_trial(options, Trial(name, 50.0, 3)).error < 0.3
@@ -59,10 +61,11 @@ def test_a_loss_with_a_kink_is_learned_too(name: str) -> None:
     ],
     ids=lambda goal: goal.loss,
 )
-def test_a_number_is_learned(goal: Goal) -> None:
+@pytest.mark.parametrize("name", ["noisy-mb-sgd", "moreau-smoothing", "convolution-smoothing"])
+def test_a_number_is_learned(name: str, goal: Goal) -> None:
     """Whether a tumour is malignant, as the number 0 or 1; the mean has an error of 0.63."""
     options = replace(SMALL, rounds=200, goal=goal, radius=goal.radius)
-    outcome = run_trial(options, Trial("noisy-mb-sgd", 50.0, 3))
+    outcome = run_trial(options, Trial(name, 50.0, 3))
     assert outcome.pooled_error < 0.12
     assert outcome.error < 0.15
 

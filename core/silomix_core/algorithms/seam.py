@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.mechanism import Phase
+from silomix_core.smoothing import Smoothing
 
 Point = NDArray[np.float64]
 
@@ -52,7 +53,8 @@ class Setting:
     records: n of the smallest silo; radius: of the ball W around 0 that the model is kept in;
     lipschitz: L, no record's gradient is longer; smoothness: β of the loss, infinite if it has
     kinks; target: (ε, δ) of the whole transcript, the least that a silo was promised; ridge: of
-    the term ridge/2·‖w‖², which is public and added by the server.
+    the term ridge/2·‖w‖², which is public and added by the server; scatter: variance that silos
+    themselves give a record's gradient, by smoothing it at random.
     """
 
     rounds: int
@@ -65,6 +67,7 @@ class Setting:
     smoothness: float
     target: PrivacyTarget
     ridge: float = 0.0
+    scatter: float = 0.0
 
     @property
     def diameter(self) -> float:
@@ -105,16 +108,21 @@ class AlgorithmPlan:
         known, silos = self.setting, self.setting.silos
         bound, asked = known.lipschitz**2, known.participants
         batch = self.share * self.phases[phase].records(known.records)
-        drawn = 4 * bound / (batch * asked) if self.share < 1 else 0.0
+        drawn = 4 * bound / (batch * asked) if self.share < 1 else known.scatter / (batch * asked)
         chosen = (1 - (asked - 1) / (silos - 1)) * bound / asked if asked < silos else 0.0
         return drawn + chosen + known.dimension * self.noise(phase) ** 2
+
+
+def _as_it_is(_: Setting) -> Smoothing | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """What a study can name; `phases` says how its rounds use the records (the privacy events).
 
-    theorem: what it implements and where that stands; advice: when to use it.
+    theorem: what it implements and where that stands; advice: when to use it; smoothing: what silos
+    do to a loss with kinks before they differentiate it.
     """
 
     name: str
@@ -124,6 +132,7 @@ class Algorithm:
     start: Callable[[AlgorithmPlan], Steps]
     phases: Callable[[Setting], tuple[Phase, ...]]
     needs_smooth: bool = False
+    smoothing: Callable[[Setting], Smoothing | None] = _as_it_is
 
 
 def ask(
