@@ -68,7 +68,7 @@ def run(entry: Algorithm, known: Setting, noise: float, seed: int = 0) -> Floats
 
 # The heavy ball's largest step is for curvatures below 0.06: test_algorithms has it on its own.
 STABLE = sorted(set(ALGORITHMS) - {"noisy-mb-sgd", "one-pass-mb-sgd"})
-LOCALIZED = [name for name in STABLE if name.startswith("localized")]
+LOCALIZED = [name for name in STABLE if name.startswith(("localized", "moreau", "convolution"))]
 
 
 @pytest.mark.parametrize("name", sorted(set(STABLE) - set(LOCALIZED)))
