@@ -194,7 +194,12 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
 
 
 def _label_table(task: Task) -> dict[str, float]:
-    keys: dict[str, float | None] = {"level": task.level, "threshold": task.threshold}
+    keys: dict[str, float | None] = {
+        "level": task.level,
+        "threshold": task.threshold,
+        "classes": task.classes,
+        "hidden": task.hidden,
+    }
     if task.label_bounds is not None:
         keys["label_low"], keys["label_high"] = task.label_bounds
     return {key: value for key, value in keys.items() if value is not None}

@@ -65,6 +65,10 @@ def _loss(task: Task) -> str:
         parts.append(f"level {task.level:g}")
     if task.threshold is not None:
         parts.append(f"threshold {task.threshold:g}")
+    if task.classes is not None:
+        parts.append(f"{task.classes} classes")
+    if task.hidden is not None:
+        parts.append(f"a network of {task.hidden} hidden units")
     if task.label_bounds is not None:
         low, high = task.label_bounds
         parts.append(f"clamped to {low:g} to {high:g}")

@@ -14,6 +14,8 @@ from silomix.failures import Failure, failures
 from silomix.hospital import Config, StudyFile, silo
 from silomix.mixing import mix
 from silomix.research import (
+    Classes,
+    Hidden,
     LabelBounds,
     Level,
     Loss,
@@ -81,6 +83,8 @@ def demo(
     label_bounds: LabelBounds = None,
     level: Level = None,
     threshold: Threshold = None,
+    classes: Classes = None,
+    hidden: Hidden = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, never of noise.")] = 1,
     participants: Annotated[
         int | None, typer.Option(min=2, help="Silos that a round asks, drawn anew (else all).")
@@ -118,7 +122,7 @@ def demo(
             algorithm=algorithm,
             data=data,
             label=label,
-            goal=Goal(loss, bounds(label_bounds), level, threshold),
+            goal=Goal(loss, bounds(label_bounds), level, threshold, classes, hidden),
             seed=seed,
             participants=participants,
             minimum_batch=minimum_batch,

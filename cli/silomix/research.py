@@ -9,7 +9,10 @@ import typer
 from silomix.failures import Failure, failures
 
 Loss = Annotated[
-    str, typer.Option(help="logistic or hinge; for numbers squared, huber, absolute or quantile.")
+    str,
+    typer.Option(
+        help="logistic, hinge, multinomial; for numbers squared, huber, absolute, quantile."
+    ),
 ]
 LabelBounds = Annotated[
     str | None,
@@ -19,6 +22,12 @@ Level = Annotated[float | None, typer.Option(help="Of the quantile loss: 0.5 is 
 Threshold = Annotated[
     float | None,
     typer.Option(help="Of the Huber loss, in the label's unit: where errors become outliers."),
+]
+
+
+Classes = Annotated[int | None, typer.Option(help="Of the multinomial loss: labels 0, 1, 2 …")]
+Hidden = Annotated[
+    int | None, typer.Option(help="Units of a hidden layer: a network instead of a linear model.")
 ]
 
 
@@ -131,6 +140,8 @@ def simulate(
     label_bounds: LabelBounds = None,
     level: Level = None,
     threshold: Threshold = None,
+    classes: Classes = None,
+    hidden: Hidden = None,
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
@@ -166,7 +177,7 @@ def simulate(
         raise Failure(f"simulating needs {missing.name}; install silomix[demo]") from missing
 
     with failures():
-        goal = Goal(loss, bounds(label_bounds), level, threshold)
+        goal = Goal(loss, bounds(label_bounds), level, threshold, classes, hidden)
         options = SimulateOptions(
             data=data,
             label=label,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from silomix_core.federation import run_study
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.models import model_of
 from silomix_core.reporting import Reporter
-from silomix_core.setting import plan_of, setting_of
+from silomix_core.setting import plan_of, setting_of, unfit
 from silomix_core.task import Task
 from silomix_core.update import Records
 
@@ -61,8 +61,8 @@ class SimulateOptions:
     def check(self, task: Task) -> None:
         """Failure for what can be known to be wrong before anything runs."""
         for name in self.algorithms:
-            if algorithm(name).needs_smooth and not isfinite(task.smoothness):
-                raise Failure(f"{name} needs a loss without kinks, {self.goal.loss} has one")
+            if (reason := unfit(algorithm(name), task)) is not None:
+                raise Failure(reason)
         for epsilon in self.epsilons:
             PrivacyTarget(epsilon, self.delta)
         if self.participants is not None and not 1 <= self.participants <= self.silos:

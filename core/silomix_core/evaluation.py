@@ -33,6 +33,11 @@ class PublicRecords:
         return error(self._task, self._task.predict(scores), self._labels)
 
 
+def predict(task: Task, weights: Floats, values: Floats) -> Floats:
+    """Labels (n,) that a study's model gives raw values (n, columns)."""
+    return task.predict(model_of(task).scores(weights, task.encode(values) / UNIT))
+
+
 def error(task: Task, predicted: Floats, labels: Floats) -> float:
     """The share of wrong predictions; for regression the mean squared error over mean(y²)."""
     if not task.loss.is_regression:

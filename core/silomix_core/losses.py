@@ -36,11 +36,12 @@ class LossName(Enum):
     HUBER = "huber"
     ABSOLUTE = "absolute"
     QUANTILE = "quantile"
+    MULTINOMIAL = "multinomial"  # of several classes and their scores: `silomix_core.multiclass`
 
     @property
     def is_regression(self) -> bool:
         """Whether labels are numbers between public bounds, and not classes."""
-        return self not in (LossName.LOGISTIC, LossName.HINGE)
+        return self not in (LossName.LOGISTIC, LossName.HINGE, LossName.MULTINOMIAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def loss(name: LossName, *, level: float | None = None, knee: float | None = Non
     if name is LossName.QUANTILE and level is not None:
         return _quantile(level)
     if name not in _LOSSES:
-        raise ValueError(f"the {name.value} loss has a parameter, which is missing")
+        raise ValueError(f"the {name.value} loss is none of one score, or lacks its parameter")
     return _LOSSES[name]
 
 

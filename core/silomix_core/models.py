@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.losses import Loss
+from silomix_core.multiclass import Multiclass
+from silomix_core.network import Network
 from silomix_core.noise import RandomBytes
 from silomix_core.smoothing import Smoothing
 from silomix_core.task import Task
@@ -29,6 +31,7 @@ class GradientSum(Protocol):
         point: Floats,
         batch: NDArray[np.bool_] | None = None,
         random_bytes: RandomBytes | None = None,
+        /,
     ) -> NDArray[np.int64]: ...
 
 
@@ -63,4 +66,8 @@ class Linear:
 
 def model_of(task: Task, smoothing: Smoothing | None = None) -> Model:
     """The task's model; `smoothing` is what the study's algorithm does to its loss."""
+    if task.hidden is not None:
+        return Network(task.width, task.hidden, task.classes or 1)
+    if task.classes is not None:
+        return Multiclass(task.classes)
     return Linear(task.loss_function, smoothing)

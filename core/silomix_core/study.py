@@ -20,7 +20,7 @@ from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
 from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.models import Model, model_of
-from silomix_core.setting import plan_of, setting_of
+from silomix_core.setting import plan_of, setting_of, unfit
 from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -144,11 +144,8 @@ class Study:
             raise ValueError("algorithm.rounds must lie between 1 and 1000000")
         if not (self.ridge == 0 or _LEAST <= self.ridge <= _MOST):
             raise ValueError("algorithm.ridge must be 0 or lie between 1e-9 and 1e9")
-        if ALGORITHMS[self.algorithm].needs_smooth and not isfinite(self.task.smoothness):
-            raise ValueError(
-                f"algorithm.name: {self.algorithm} needs a loss without kinks, "
-                f"{self.task.loss.value} has one"
-            )
+        if (reason := unfit(ALGORITHMS[self.algorithm], self.task)) is not None:
+            raise ValueError(f"algorithm.name: {reason}")
         if not (_LEAST <= self.radius <= _MOST and _LEAST <= self.clip <= _MOST):
             raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
         if self.minibatch.ratio < _LEAST:
@@ -297,8 +294,14 @@ def _task(table: Table) -> Task:
         bounds = table.number("label_low"), table.number("label_high")
     level = table.number("level") if loss is LossName.QUANTILE else None
     threshold = table.number("threshold") if loss is LossName.HUBER else None
+    classes = table.whole("classes") if loss is LossName.MULTINOMIAL else None
+    hidden = table.whole("hidden") if table.has("hidden") else None
     table.finish()
-    return table.build(lambda: Task(loss, label, features, scaling, bias, bounds, level, threshold))
+    return table.build(
+        lambda: Task(
+            loss, label, features, scaling, bias, bounds, level, threshold, classes, hidden
+        )
+    )
 
 
 def _feature(table: Table) -> Feature:

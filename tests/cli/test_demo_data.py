@@ -297,6 +297,12 @@ def test_a_label_that_is_no_number_is_named(tmp_path: Path, row: str, wanted: st
         from_csv(charges(tmp_path / "own.csv", row), "y", 3, 0, CHARGES)
 
 
+def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
+    goal = Goal("multinomial", classes=3)
+    with pytest.raises(BadData, match="column 'y': a label must be a whole number from 0 to 2"):
+        from_csv(charges(tmp_path / "own.csv"), "y", 3, 0, goal)
+
+
 def test_an_unknown_name_lists_the_choices() -> None:
     with pytest.raises(BadData, match=r"'mnist'.*'cohorts', 'breast-cancer' or .*\.csv"):
         load("mnist", None, 3, 0)

@@ -70,6 +70,37 @@ def test_a_number_is_learned(name: str, goal: Goal) -> None:
     assert outcome.error < 0.15
 
 
+def quadrants(path: Path) -> Path:
+    """Points of a square and the number of their quadrant."""
+    points = np.random.default_rng(1).uniform(-1, 1, (2000, 2))
+    quadrant = 2 * (points[:, 0] > 0) + (points[:, 1] > 0)
+    lines = [f"{x:.4f},{y:.4f},{int(q)}" for (x, y), q in zip(points, quadrant, strict=True)]
+    path.write_text("\n".join(["x,y,quadrant", *lines]))
+    return path
+
+
+def test_several_classes_are_learned(tmp_path: Path) -> None:
+    """Nearly three of four are wrong if all get the same answer."""
+    data = str(quadrants(tmp_path / "square.csv"))
+    options = replace(
+        SMALL, data=data, label="quadrant", goal=Goal("multinomial", classes=4), rounds=60
+    )
+    outcome = run_trial(options, Trial("noisy-mb-sgd", 50.0, 1))
+    assert outcome.pooled_error < 0.05
+    assert outcome.error < 0.05
+
+
+def test_a_hidden_layer_learns_what_no_line_can_tell_apart(tmp_path: Path) -> None:
+    """The exclusive or of two signs: every linear model is wrong for about half."""
+    path = quadrants(tmp_path / "square.csv")
+    text = path.read_text() + "\n"
+    path.write_text(text.replace(",3\n", ",0\n").replace(",2\n", ",1\n"))
+    options = replace(SMALL, data=str(path), label="quadrant", goal=Goal(hidden=8), rounds=100)
+    outcome = run_trial(options, Trial("noisy-mb-sgd", 50.0, 1))
+    assert outcome.pooled_error > 0.35
+    assert outcome.error < 0.15
+
+
 def test_more_privacy_costs_error() -> None:
     errors = [
         np.mean([run_trial(SMALL, Trial("noisy-mb-sgd", epsilon, seed)).error for seed in (1, 2)])
@@ -115,6 +146,11 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
             ["--loss", "hinge", "--algorithm", "multi-stage"],
             "multi-stage needs a loss without kinks, hinge has one",
         ),
+        (
+            ["--hidden", "8", "--algorithm", "multi-stage"],
+            "multi-stage needs a convex loss, that of a network is not",
+        ),
+        (["--loss", "multinomial"], "classes belong to the multinomial loss"),
         (["--epsilon", "one"], "--epsilon 'one': use numbers separated by commas"),
         (["--epsilon", "-1"], "epsilon"),
         (["--participants", "9"], "--participants 9: use 1 to 5"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from silomix_core.evaluation import PublicRecords, constant_error, error
+from silomix_core.evaluation import PublicRecords, constant_error, error, predict
 from silomix_core.losses import LossName
 from silomix_core.pooled import least_squares
 from silomix_core.task import UNIT, Feature, Scaling, Task
@@ -117,6 +117,7 @@ def test_a_known_model_is_scored_in_the_labels_own_unit() -> None:
     """Slope 2 on x/√1 with bias weight 0: scores 1 and 0.5 predict 50 000 and 37 500."""
     shown = PublicRecords(CHARGES, np.array([[0.5], [0.25]]), np.array([40_000.0, 37_500.0]))
     model = np.array([2.0, 0.0])
+    assert predict(CHARGES, model, np.array([[0.5], [0.25], [9.0]])).tolist() == [5e4, 37_500, 5e4]
     assert shown.error(model) == pytest.approx(1e8 / (4e4**2 + 3.75e4**2), rel=1e-4)
     assert shown.mean_loss(model) == pytest.approx(((1 - 0.6) ** 2 / 4) / 2, rel=1e-4)
 

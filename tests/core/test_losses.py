@@ -137,6 +137,7 @@ def test_a_narrow_knee_is_nearly_a_kink() -> None:
     ("name", "parameters", "reason"),
     [
         (LossName.QUANTILE, {}, "parameter"),
+        (LossName.MULTINOMIAL, {}, "none of one score"),
         (LossName.HUBER, {"level": 0.5}, "parameter"),
         (LossName.QUANTILE, {"level": 1.0}, "between 0 and 1"),
         (LossName.HUBER, {"knee": 0.0}, "above 0"),

@@ -555,6 +555,42 @@ def test_a_number_to_predict_that_makes_no_sense_is_refused(keys: Tree, reason: 
         parse(tree)
 
 
+@pytest.mark.parametrize(
+    ("keys", "dimension"),
+    [
+        ({"loss": "multinomial", "classes": 5}, 5 * 4),
+        ({"hidden": 8}, 8 * 4 + 9),
+        ({"loss": "multinomial", "classes": 5, "hidden": 8}, 8 * 4 + 5 * 9),
+    ],
+)
+def test_a_study_may_have_several_classes_and_a_hidden_layer(keys: Tree, dimension: int) -> None:
+    tree = study_tree()
+    tree["task"] |= keys
+    study = parse(tree)
+    assert (study.task.classes, study.task.hidden) == (keys.get("classes"), keys.get("hidden"))
+    assert study.mechanism().dimension == study.setting.dimension == dimension
+
+
+@pytest.mark.parametrize(
+    ("keys", "algorithm", "reason"),
+    [
+        ({"loss": "multinomial"}, "noisy-mb-sgd", "missing key: task.classes"),
+        ({"loss": "multinomial", "classes": 1}, "noisy-mb-sgd", "task: classes must lie between"),
+        ({"classes": 3}, "noisy-mb-sgd", "unknown key: task.classes"),
+        ({"hidden": 2.5}, "noisy-mb-sgd", "task.hidden: expected a whole number"),
+        ({"loss": "hinge", "hidden": 5}, "noisy-mb-sgd", "task: hidden units need the logistic"),
+        ({"hidden": 5}, "multi-stage", "algorithm.name: multi-stage needs a convex loss"),
+        ({"hidden": 5}, "moreau-smoothing", "algorithm.name: moreau-smoothing needs a convex loss"),
+    ],
+)
+def test_a_model_that_cannot_be_learned_is_refused(keys: Tree, algorithm: str, reason: str) -> None:
+    tree = study_tree()
+    tree["task"] |= keys
+    tree["algorithm"]["name"] = algorithm
+    with pytest.raises(InvalidStudy, match=re.escape(reason)):
+        parse(tree)
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"version = ", b"= 1", b"version = 1\nversion=1"])
 def test_what_is_not_toml_is_refused(content: bytes) -> None:
     with pytest.raises(InvalidStudy, match="not a TOML file"):

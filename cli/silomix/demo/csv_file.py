@@ -25,14 +25,17 @@ def from_csv(path: Path, label: str, silos: int, seed: int, goal: Goal | None = 
     there the bounds are agreed before anybody looks at the records.
     """
     goal = goal or Goal()
-    columns, table = _read(path, label, numeric=goal.loss_name.is_regression)
+    columns, table = _read(path, label, goal)
     parts, holdout = split(table, silos, 0.2, seed, str(path))
     features = tuple(
         _measured_bounds(path, name, table.values[:, column]) for column, name in enumerate(columns)
     )
+    task = goal.of(Task(LossName.LOGISTIC, label, features, Scaling.UNIT_BALL, BIAS))
+    if not task.are_labels(table.labels).all():
+        raise BadData(f"{path}, column {label!r}: a label must be {task.label_rule}")
     return DemoData(
         name=path.stem,
-        task=goal.of(Task(LossName.LOGISTIC, label, features, Scaling.UNIT_BALL, BIAS)),
+        task=task,
         silos=parts,
         holdout=holdout,
         describes=f"{path.name}, its bounds taken from the file itself: fine for a demo, "
@@ -50,7 +53,7 @@ def _measured_bounds(path: Path, name: str, values: Floats) -> Feature:
     return Feature(name, float(low), float(high), float(low + high) / 2)
 
 
-def _read(path: Path, label: str, *, numeric: bool) -> tuple[list[str], Table]:
+def _read(path: Path, label: str, goal: Goal) -> tuple[list[str], Table]:
     rows = _rows(path)
     _, header = next(rows, (0, []))
     names = [name.strip() for name in header]
@@ -69,8 +72,10 @@ def _read(path: Path, label: str, *, numeric: bool) -> tuple[list[str], Table]:
         values.append([_number(c, f"{where} {n!r}") for c, n in zip(cells, names, strict=True)])
     if not values:
         raise BadData(f"{path}: a header but no rows; add one row per record")
-    read = _numbers if numeric else _zero_one
-    labels = read(outcomes, f"{path}, ", f"column {label!r}")
+    if goal.loss_name.is_regression or goal.classes is not None:
+        labels = _numbers(outcomes, f"{path}, ", f"column {label!r}")
+    else:
+        labels = _zero_one(outcomes, f"{path}, ", f"column {label!r}")
     return names, Table(np.array(values, dtype=np.float64), labels)
 
 

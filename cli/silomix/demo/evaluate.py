@@ -1,9 +1,11 @@
 """How good a model is on the demo's hold-out, and what to compare it with."""
 
+from dataclasses import replace
+
 import numpy as np
 from silomix_core import evaluation
 from silomix_core.evaluation import PublicRecords
-from silomix_core.pooled import least_squares, logistic_regression
+from silomix_core.pooled import least_squares, logistic_regression, multinomial_regression
 from silomix_core.task import UNIT, Task
 
 from silomix.demo.tables import DemoData, Floats, Table
@@ -22,12 +24,17 @@ def mean_loss(model: Floats, table: Table, task: Task) -> float:
 def pooled_error(data: DemoData) -> float:
     """Hold-out error without privacy, on all silos' records together.
 
-    Of logistic regression; of least squares where labels are numbers.
+    Of logistic regression, of least squares where labels are numbers; never of a network.
     """
     encoded = np.concatenate([data.task.encode(silo.values) for silo in data.silos]) / UNIT
     labels = np.concatenate([data.task.encode_labels(silo.labels) for silo in data.silos])
-    fit = least_squares if data.task.loss.is_regression else logistic_regression
-    return error(fit(encoded, labels), data.holdout, data.task)
+    task = replace(data.task, hidden=None)
+    if task.classes is not None:
+        weights = multinomial_regression(encoded, labels, task.classes)
+    else:
+        fit = least_squares if task.loss.is_regression else logistic_regression
+        weights = fit(encoded, labels)
+    return error(weights, data.holdout, task)
 
 
 def majority_error(data: DemoData) -> float:

@@ -16,6 +16,8 @@ class Goal:
     label_bounds: tuple[float, float] | None = None
     level: float | None = None
     threshold: float | None = None
+    classes: int | None = None
+    hidden: int | None = None
 
     def __post_init__(self) -> None:
         known = [each.value for each in LossName]
@@ -42,6 +44,8 @@ class Goal:
                 label_bounds=self.label_bounds,
                 level=self.level,
                 threshold=self.threshold,
+                classes=self.classes,
+                hidden=self.hidden,
             )
         except ValueError as bad:
             raise Failure(f"--loss {self.loss}: {bad}") from bad

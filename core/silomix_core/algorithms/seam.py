@@ -134,6 +134,10 @@ class Algorithm:
     needs_smooth: bool = False
     smoothing: Callable[[Setting], Smoothing | None] = _as_it_is
 
+    @property
+    def smooths(self) -> bool:
+        return self.smoothing is not _as_it_is
+
 
 def ask(
     setting: Setting, point: Point, model: Point
