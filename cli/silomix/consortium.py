@@ -163,6 +163,7 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "label": task.label,
             "scaling": task.scaling.value,
             "bias": task.bias,
+            **_label_table(task),
             "features": [
                 {
                     "name": feature.name,
@@ -194,6 +195,18 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "tokens": choices.tokens,
         },
     }
+
+
+def _label_table(task: Task) -> dict[str, float]:
+    keys: dict[str, float | None] = {
+        "level": task.level,
+        "threshold": task.threshold,
+        "classes": task.classes,
+        "hidden": task.hidden,
+    }
+    if task.label_bounds is not None:
+        keys["label_low"], keys["label_high"] = task.label_bounds
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _party(

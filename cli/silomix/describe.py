@@ -13,6 +13,7 @@ from silomix_core.accounting.events import ADJACENCY, Scheme
 from silomix_core.central import central_figures
 from silomix_core.mechanism import Mechanism
 from silomix_core.study import Study
+from silomix_core.task import Task
 
 AGAINST = "one record replaced; holds against server, mixes and all other silos"
 
@@ -25,7 +26,7 @@ def describe_study(study: Study) -> str:
     lines = [
         f"study            {_short(study.name)}",
         f"identity         {study.identity.hex()}",
-        f"learns           {_short(study.task.label)} ({study.task.loss.value}) from {shown}{more}",
+        f"learns           {_short(study.task.label)} ({_loss(study.task)}) from {shown}{more}",
         f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}",
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records"
         + _asked(study),
@@ -56,6 +57,22 @@ def _central_lines(study: Study) -> list[str]:
         )
         lines += _filled(name, text)
     return lines
+
+
+def _loss(task: Task) -> str:
+    parts = [task.loss.value]
+    if task.level is not None:
+        parts.append(f"level {task.level:g}")
+    if task.threshold is not None:
+        parts.append(f"threshold {task.threshold:g}")
+    if task.classes is not None:
+        parts.append(f"{task.classes} classes")
+    if task.hidden is not None:
+        parts.append(f"a network of {task.hidden} hidden units")
+    if task.label_bounds is not None:
+        low, high = task.label_bounds
+        parts.append(f"clamped to {low:g} to {high:g}")
+    return ", ".join(parts)
 
 
 def _gate(study: Study) -> str:

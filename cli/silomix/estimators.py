@@ -124,7 +124,9 @@ class FederatedClassifier:
             if callback is not None:
                 callback(lines[-1])
 
-        records = [Records(task.encode(each.values), 2 * each.labels - 1) for each in tables]
+        records = [
+            Records(task.encode(each.values), task.encode_labels(each.labels)) for each in tables
+        ]
         seeded = self.random_state is not None
         weights = made.run(
             records,

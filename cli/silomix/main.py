@@ -13,7 +13,18 @@ from silomix_server.children import end_with_parent
 from silomix.failures import Failure, failures
 from silomix.hospital import Config, StudyFile, silo
 from silomix.mixing import mix
-from silomix.research import algorithms, audit, plan_study, simulate
+from silomix.research import (
+    Classes,
+    Hidden,
+    LabelBounds,
+    Level,
+    Loss,
+    Threshold,
+    algorithms,
+    audit,
+    plan_study,
+    simulate,
+)
 
 app = typer.Typer(
     help="One model from everybody's records, trusting nobody with them.\n\n"
@@ -68,6 +79,12 @@ def demo(
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
     label: Annotated[str | None, typer.Option(help="Label column of a CSV file.")] = None,
+    loss: Loss = "logistic",
+    label_bounds: LabelBounds = None,
+    level: Level = None,
+    threshold: Threshold = None,
+    classes: Classes = None,
+    hidden: Hidden = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, never of noise.")] = 1,
     participants: Annotated[
         int | None, typer.Option(min=2, help="Silos that a round asks, drawn anew (else all).")
@@ -96,6 +113,7 @@ def demo(
     Everything goes into one folder (--out, an earlier demo there is replaced): each party's keys,
     data and log, the model, summary.json, the metrics of every round and a picture.
     """
+    from silomix.demo.goal import Goal, bounds
     from silomix.demo.run import DemoOptions, run_demo
 
     with failures():
@@ -108,6 +126,7 @@ def demo(
             algorithm=algorithm,
             data=data,
             label=label,
+            goal=Goal(loss, bounds(label_bounds), level, threshold, classes, hidden),
             seed=seed,
             participants=participants,
             local_steps=local_steps,

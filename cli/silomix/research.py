@@ -8,6 +8,28 @@ import typer
 
 from silomix.failures import Failure, failures
 
+Loss = Annotated[
+    str,
+    typer.Option(
+        help="logistic, hinge, multinomial; for numbers squared, huber, absolute, quantile."
+    ),
+]
+LabelBounds = Annotated[
+    str | None,
+    typer.Option(metavar="LOW,HIGH", help="Public bounds of a label that is a number."),
+]
+Level = Annotated[float | None, typer.Option(help="Of the quantile loss: 0.5 is the median.")]
+Threshold = Annotated[
+    float | None,
+    typer.Option(help="Of the Huber loss, in the label's unit: where errors become outliers."),
+]
+
+
+Classes = Annotated[int | None, typer.Option(help="Of the multinomial loss: labels 0, 1, 2 …")]
+Hidden = Annotated[
+    int | None, typer.Option(help="Units of a hidden layer: a network instead of a linear model.")
+]
+
 
 def audit(
     trials: Annotated[
@@ -109,13 +131,21 @@ def simulate(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, at most as many.")] = 60,
     clip: Annotated[float, typer.Option(help="Bound on the norm of a record's gradient.")] = 0.25,
-    radius: Annotated[float, typer.Option(help="Of the ball that the model is kept in.")] = 50.0,
+    radius: Annotated[
+        float | None,
+        typer.Option(help="Of the ball that the model is kept in (else 50; 10 for numbers)."),
+    ] = None,
     ridge: Annotated[float, typer.Option(help="Of the public term ridge/2·‖w‖².")] = 0.0,
     local_steps: Annotated[
         int,
         typer.Option(min=1, max=1000, help="Of a silo in a round, where it takes them."),
     ] = 5,
-    loss: Annotated[str, typer.Option(help="logistic or hinge.")] = "logistic",
+    loss: Loss = "logistic",
+    label_bounds: LabelBounds = None,
+    level: Level = None,
+    threshold: Threshold = None,
+    classes: Classes = None,
+    hidden: Hidden = None,
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
@@ -145,11 +175,13 @@ def simulate(
     from rich.console import Console
 
     try:
+        from silomix.demo.goal import Goal, bounds
         from silomix.simulate import SimulateOptions, run_simulation
     except ModuleNotFoundError as missing:
         raise Failure(f"simulating needs {missing.name}; install silomix[demo]") from missing
 
     with failures():
+        goal = Goal(loss, bounds(label_bounds), level, threshold, classes, hidden)
         options = SimulateOptions(
             data=data,
             label=label,
@@ -160,10 +192,10 @@ def simulate(
             delta=delta,
             rounds=rounds,
             clip=clip,
-            radius=radius,
+            radius=radius or goal.radius,
             ridge=ridge,
             local_steps=local_steps,
-            loss=loss,
+            goal=goal,
             seeds=seeds,
             processes=processes,
             json=json,

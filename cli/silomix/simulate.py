@@ -10,9 +10,9 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,14 @@ from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.algorithms.seam import LOCAL_STEPS
 from silomix_core.federation import rehearsal
-from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Participant
+from silomix_core.setting import unfit
+from silomix_core.task import Task
 from silomix_core.update import Records
 
 from silomix.demo.data import load
 from silomix.demo.evaluate import error, majority_error, pooled_error
+from silomix.demo.goal import Goal
 from silomix.demo.tables import DemoData, Floats
 from silomix.failures import Failure
 
@@ -49,21 +51,18 @@ class SimulateOptions:
     clip: float
     radius: float
     ridge: float
-    loss: str
+    goal: Goal
     seeds: int
     processes: int | None
     json: Path | None
     png: Path | None
     local_steps: int = LOCAL_STEPS  # of a silo in a round, where the algorithm has them
 
-    def check(self) -> None:
+    def check(self, task: Task) -> None:
         """Failure for what can be known to be wrong before anything runs."""
-        if self.loss not in [each.value for each in LossName]:
-            known = ", ".join(each.value for each in LossName)
-            raise Failure(f"--loss {self.loss!r}: use one of {known}")
         for name in self.algorithms:
-            if algorithm(name).needs_smooth and not isfinite(loss(LossName(self.loss)).smoothness):
-                raise Failure(f"{name} needs a loss without kinks, {self.loss} has one")
+            if (reason := unfit(algorithm(name), task)) is not None:
+                raise Failure(reason)
         for epsilon in self.epsilons:
             PrivacyTarget(epsilon, self.delta)
         if self.participants is not None and not 1 <= self.participants <= self.silos:
@@ -108,11 +107,11 @@ class Line:
 
 def run_simulation(options: SimulateOptions, console: Console) -> list[Line]:
     """All trials on all cores, then the table, the JSON and the picture."""
+    data = load(options.data, options.label, options.silos, seed=1, goal=options.goal)
     try:
-        options.check()
+        options.check(data.task)
     except ValueError as bad:
         raise Failure(str(bad)) from bad
-    data = load(options.data, options.label, options.silos, seed=1)
     console.print(f"{data.name}: {data.describes}")
     outcomes = list(_all_trials(options, console))
     lines = _lines(options, outcomes)
@@ -155,8 +154,8 @@ def _all_trials(options: SimulateOptions, console: Console) -> Iterable[Outcome]
 
 def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     """One study on the split of this seed."""
-    data, pooled = _split(options.data, options.label, options.silos, trial.seed)
-    task, entry = replace(data.task, loss=LossName(options.loss)), algorithm(trial.algorithm)
+    data, pooled = _split(options.data, options.label, options.silos, trial.seed, options.goal)
+    task, entry = data.task, algorithm(trial.algorithm)
     target = PrivacyTarget(trial.epsilon, options.delta)
     participants = [Participant(len(silo), target) for silo in data.silos]
     try:
@@ -174,14 +173,18 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
         raise Failure(f"{where}: {impossible}") from impossible
-    records = [Records(task.encode(silo.values), 2 * silo.labels - 1) for silo in data.silos]
+    records = [
+        Records(task.encode(silo.values), task.encode_labels(silo.labels)) for silo in data.silos
+    ]
     model = made.run(records, np.random.default_rng([trial.seed, 7]))
     return Outcome(trial, made.mechanism.rounds, error(model, data.holdout, task), pooled)
 
 
 @lru_cache(maxsize=4)
-def _split(name: str, label: str | None, silos: int, seed: int) -> tuple[DemoData, float]:
-    data = load(name, label, silos, seed)
+def _split(
+    name: str, label: str | None, silos: int, seed: int, goal: Goal
+) -> tuple[DemoData, float]:
+    data = load(name, label, silos, seed, goal)
     return data, pooled_error(data)
 
 
@@ -225,9 +228,9 @@ def _table(
     pooled = 100 * float(np.mean([each.pooled_error for each in outcomes]))
     asked = options.participants or options.silos
     table = Shown(
-        title=f"test error in %, {options.seeds} seeds; {options.silos} silos, {asked} asked in a "
-        f"round, δ = {options.delta:g}",
-        caption=f"without privacy, all records together: {pooled:.2f}; the commoner label: "
+        title=f"test error{_kind(options)} in %, {options.seeds} seeds; {options.silos} silos, "
+        f"{asked} asked in a round, δ = {options.delta:g}",
+        caption=f"without privacy, all records together: {pooled:.2f}; always the same answer: "
         f"{100 * majority:.2f}.  ε: one record replaced, whole transcript of a silo, against "
         "everybody else",
     )
@@ -244,6 +247,10 @@ def _table(
             f"{line.excess:+.2f}{margin}",
         )
     return table
+
+
+def _kind(options: SimulateOptions) -> str:
+    return " (mean squared error over mean(y²))" if options.goal.loss_name.is_regression else ""
 
 
 def _draw(

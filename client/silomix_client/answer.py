@@ -54,7 +54,7 @@ class StudyDesk:
             self._mechanism,
             approval.participant,
             records,
-            self.study.task.loss,
+            self.study.model,
             stream_of(approval.partition),
             self.study.local(self._mechanism),
         )

@@ -25,12 +25,12 @@ def read_records(path: Path, task: Task) -> Records:
         raise BadRecords(f"{path}: no records")
     table = np.array(rows)
     labels = table[:, -1]
-    wrong = np.flatnonzero(~np.isin(labels, (0.0, 1.0)))
+    wrong = np.flatnonzero(~task.are_labels(labels))
     if len(wrong):
         raise BadRecords(
-            f"{path}: row {wrong[0] + 2}, column {task.label!r}: a label must be 0 or 1"
+            f"{path}: row {wrong[0] + 2}, column {task.label!r}: a label must be {task.label_rule}"
         )
-    return Records(task.encode(table[:, :-1]), 2 * labels - 1)
+    return Records(task.encode(table[:, :-1]), task.encode_labels(labels))
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[list[float]]:

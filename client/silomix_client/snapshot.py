@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from silomix_core.study import StudyId
+from silomix_core.task import UNIT
 from silomix_core.update import Records
 from silomix_protocol.durable import write_durably
 
@@ -26,7 +27,7 @@ def freeze(records: Records, study: StudyId, folder: Path) -> bytes:
     """Write the snapshot durably and return its SHA-256."""
     packed = np.empty((len(records), records.features.shape[1] + 1), dtype=np.int32)
     packed[:, :-1] = records.features
-    packed[:, -1] = records.labels
+    packed[:, -1] = records.labels * UNIT  # whole numbers, as `Task.encode_labels` makes them
     buffer = BytesIO(os.urandom(_SALT_BYTES))
     buffer.seek(_SALT_BYTES)
     np.save(buffer, packed)
@@ -39,7 +40,7 @@ def freeze(records: Records, study: StudyId, folder: Path) -> bytes:
 def thaw(study: StudyId, digest: bytes, folder: Path) -> Records:
     """The records of a snapshot that has not changed since it was frozen."""
     packed = np.load(BytesIO(unchanged(study, digest, folder)[_SALT_BYTES:]), allow_pickle=False)
-    return Records(packed[:, :-1].astype(np.float64), packed[:, -1].astype(np.float64))
+    return Records(packed[:, :-1].astype(np.float64), packed[:, -1] / UNIT)
 
 
 def unchanged(study: StudyId, digest: bytes, folder: Path) -> bytes:

@@ -19,6 +19,7 @@ from silomix_core.algorithms.seam import (
     Setting,
 )
 from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.models import model_of
 from silomix_core.noise import RandomBytes
 from silomix_core.reporting import Integers, Question, Reporter
 from silomix_core.setting import plan_of, setting_of
@@ -56,8 +57,9 @@ class Rehearsal:
         drawn = random_bytes or rng.bytes
         plan = plan_of(self.setting, self.mechanism)
         local = self.algorithm.local(plan) if self.algorithm.local else None
+        model = model_of(self.task, self.algorithm.smoothing(self.setting))
         reporters = [
-            Reporter(self.mechanism, participant, records, self.task.loss, drawn, local)
+            Reporter(self.mechanism, participant, records, model, drawn, local)
             for participant, records in zip(self.participants, silos, strict=True)
         ]
         return run_study(self.algorithm, plan, self.mechanism, reporters, rng, drawn, advance)

@@ -1,14 +1,37 @@
-"""Logistic regression without privacy, on everybody's records together: what models are held to."""
+"""Regression without privacy, on everybody's records together: what models are held to."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.losses import LossName, loss
+from silomix_core.multiclass import class_residuals
 
 _LOGISTIC = loss(LossName.LOGISTIC)
-_RIDGE = 1e-6  # keeps Newton's steps finite on separable data
+_STEPS = 1000
+_RIDGE = 1e-6  # keeps solutions finite: on separable data, for features that repeat others
 
 Floats = NDArray[np.float64]
+
+
+def least_squares(features: Floats, labels: Floats) -> Floats:
+    """Minimizer (d,) of the mean squared error + ridge over features (n, d), labels (n,)."""
+    gram = features.T @ features / len(features) + _RIDGE * np.eye(features.shape[1])
+    return np.linalg.solve(gram, features.T @ labels / len(features)).astype(np.float64)
+
+
+def multinomial_regression(features: Floats, labels: Floats, classes: int) -> Floats:
+    """Nearly the minimizer (C·d,) of the mean multinomial loss; labels as `Task` encodes them.
+
+    Nesterov's method with the loss's own smoothness.
+    """
+    step = 2 / float(np.einsum("ij,ij->i", features, features).max())
+    model = ahead = np.zeros((classes, features.shape[1]))
+    for number in range(_STEPS):
+        slope = class_residuals(features @ ahead.T, labels).T @ features / len(features)
+        reached = ahead - step * slope
+        ahead = reached + number / (number + 3) * (reached - model)
+        model = reached
+    return model.ravel()
 
 
 def logistic_regression(features: Floats, labels: Floats) -> Floats:

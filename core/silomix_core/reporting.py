@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.algorithms.seam import LocalSteps
-from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.minibatches import draw, partition
+from silomix_core.models import Model
 from silomix_core.noise import RandomBytes, discrete_gaussian
-from silomix_core.update import ClippedSum, Records, to_grid
+from silomix_core.update import Records, to_grid
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -46,7 +46,7 @@ class Reporter:
         mechanism: Mechanism,
         participant: Participant,
         records: Records,
-        loss_name: LossName,
+        model: Model,
         phase_bytes: RandomBytes,
         local: LocalSteps | None = None,
     ) -> None:
@@ -55,7 +55,7 @@ class Reporter:
         self._mechanism, self._participant = mechanism, participant
         self._local = local or LocalSteps(0.0)
         self._sums = [
-            ClippedSum(each, loss(loss_name), mechanism.clip)
+            model.gradients(each, mechanism.clip)
             for each in _by_phase(mechanism, records, phase_bytes)
         ]
 
@@ -102,9 +102,8 @@ class Reporter:
         """One noised gradient: one privacy event."""
         mechanism, clipped_sum = self._mechanism, self._sums[phase]
         batch = draw(mechanism.minibatch, len(clipped_sum), random_bytes)
-        mean = to_grid(
-            clipped_sum.at(point, batch), mechanism.units_per_sum(self._participant, phase)
-        )
+        total = clipped_sum.at(point, batch, random_bytes)
+        mean = to_grid(total, mechanism.units_per_sum(self._participant, phase))
         mean += discrete_gaussian(mechanism.dimension, random_bytes)
         return mean
 

@@ -1,9 +1,10 @@
 """What a study says in public, as algorithms want to know it: derived, never typed apart."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms.seam import LOCAL_STEPS, AlgorithmPlan, Setting
+from silomix_core.algorithms.seam import LOCAL_STEPS, Algorithm, AlgorithmPlan, Setting
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.task import Task
 
@@ -38,6 +39,15 @@ def setting_of(
         local_steps=local_steps,
         ratio=ratio,
     )
+
+
+def unfit(algorithm: Algorithm, task: Task) -> str | None:
+    """Why this algorithm cannot learn this task, if it cannot."""
+    if task.hidden is not None and (algorithm.needs_smooth or algorithm.smooths):
+        return f"{algorithm.name} needs a convex loss, that of a network is not"
+    if algorithm.needs_smooth and not isfinite(task.smoothness):
+        return f"{algorithm.name} needs a loss without kinks, {task.loss.value} has one"
+    return None
 
 
 def plan_of(setting: Setting, mechanism: Mechanism) -> AlgorithmPlan:

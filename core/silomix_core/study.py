@@ -19,7 +19,8 @@ from silomix_core.algorithms.seam import LOCAL_STEPS, AlgorithmPlan, LocalSteps,
 from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
 from silomix_core.mechanism import MOST_STEPS, Mechanism, Minibatch, Participant, Phase
-from silomix_core.setting import plan_of, setting_of
+from silomix_core.models import Model, model_of
+from silomix_core.setting import plan_of, setting_of, unfit
 from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -146,11 +147,8 @@ class Study:
             raise ValueError(f"algorithm.local_steps must lie between 1 and {MOST_STEPS}")
         if not (self.ridge == 0 or _LEAST <= self.ridge <= _MOST):
             raise ValueError("algorithm.ridge must be 0 or lie between 1e-9 and 1e9")
-        if ALGORITHMS[self.algorithm].needs_smooth and not isfinite(self.task.smoothness):
-            raise ValueError(
-                f"algorithm.name: {self.algorithm} needs a loss without kinks, "
-                f"{self.task.loss.value} has one"
-            )
+        if (reason := unfit(ALGORITHMS[self.algorithm], self.task)) is not None:
+            raise ValueError(f"algorithm.name: {reason}")
         if not (_LEAST <= self.radius <= _MOST and _LEAST <= self.clip <= _MOST):
             raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
         if self.minibatch.ratio < _LEAST:
@@ -217,6 +215,11 @@ class Study:
     def rounds(self) -> int:
         """As many as the algorithm asks for, and at most as many as the file allows."""
         return sum(phase.rounds for phase in self.phases)
+
+    @property
+    def model(self) -> Model:
+        """What a silo differentiates: the task's model, smoothed if the algorithm says so."""
+        return model_of(self.task, ALGORITHMS[self.algorithm].smoothing(self.setting))
 
     def mechanism(self) -> Mechanism:
         """One noise scale for all: the largest that any silo needs."""
@@ -308,8 +311,19 @@ def _task(table: Table) -> Task:
     scaling = Scaling(table.choice("scaling", [entry.value for entry in Scaling]))
     bias = table.number("bias")
     features = tuple(_feature(row) for row in table.tables("features"))
+    bounds = None
+    if loss.is_regression:
+        bounds = table.number("label_low"), table.number("label_high")
+    level = table.number("level") if loss is LossName.QUANTILE else None
+    threshold = table.number("threshold") if loss is LossName.HUBER else None
+    classes = table.whole("classes") if loss is LossName.MULTINOMIAL else None
+    hidden = table.whole("hidden") if table.has("hidden") else None
     table.finish()
-    return table.build(lambda: Task(loss, label, features, scaling, bias))
+    return table.build(
+        lambda: Task(
+            loss, label, features, scaling, bias, bounds, level, threshold, classes, hidden
+        )
+    )
 
 
 def _feature(table: Table) -> Feature:

@@ -3,24 +3,30 @@
 `Task.encode` is where a record enters the mathematics.  It is a *total* function of one record
 (values are clamped to the public bounds, missing ones replaced by the declared value), fits
 nothing on data, and gives integers: feature vectors of Euclidean norm at most `UNIT` per unit of
-norm, so that everything after it can be summed exactly.
+norm, so that everything after it can be summed exactly.  `Task.encode_labels` does the same to the
+label: a class becomes −1 or +1, a number is clamped to its public bounds and scaled to [−1, 1];
+one of several classes stays the integer it is.
 """
 
 import re
 from dataclasses import dataclass
 from enum import Enum
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silomix_core.losses import LossName, loss
+from silomix_core.losses import WIDEST_KNEE, Loss, LossName, loss
 
 FEATURE_BITS = 16
 UNIT = 2**FEATURE_BITS
 _MOST_COLUMNS = 2**21
 _COLUMN_NUMBER = re.compile("[1-9][0-9]{0,6}")
 _FARTHEST_BOUND = 1e300  # beyond, differences of bounds overflow
+_MOST_CLASSES, _MOST_HIDDEN = 1000, 1000
+_LEAST_THRESHOLD = 1e-6  # of Huber's loss, in ranges of the label
+
+Floats = NDArray[np.float64]
 
 
 class Scaling(Enum):
@@ -46,10 +52,7 @@ class Feature:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a feature needs a name")
-        if not (isfinite(self.low) and isfinite(self.high) and self.low < self.high):
-            raise ValueError(f"feature {self.name!r}: low must be below high, both finite")
-        if max(-self.low, self.high) > _FARTHEST_BOUND:
-            raise ValueError(f"feature {self.name!r}: bounds must lie within ±{_FARTHEST_BOUND:g}")
+        _check_bounds(f"feature {self.name!r}", self.low, self.high)
         if not self.low <= self.missing <= self.high:
             raise ValueError(f"feature {self.name!r}: missing must lie between low and high")
         if not 1 <= self.count <= _MOST_COLUMNS:
@@ -73,25 +76,71 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A loss over features and a 0/1 label; the model has one weight per feature and a bias."""
+    """A loss over features and a label; the model has one weight per feature and a bias.
+
+    Labels are 0 and 1, or for regression numbers with public `label_bounds`.  `level` belongs to
+    the quantile loss, `threshold` to Huber's: errors beyond it, in the label's own unit, count
+    in proportion to their size.  The multinomial loss has `classes` 0, 1, 2 … and as many weights
+    for each feature.  With `hidden` units the model is a network with one hidden layer.
+    """
 
     loss: LossName
     label: str
     features: tuple[Feature, ...]
     scaling: Scaling
     bias: float
+    label_bounds: tuple[float, float] | None = None
+    level: float | None = None
+    threshold: float | None = None
+    classes: int | None = None
+    hidden: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_label()
         if not self.features:
             raise ValueError("a task needs at least one feature")
-        if self.dimension > _MOST_COLUMNS + 1:
+        if self.width > _MOST_COLUMNS + 1:
             raise ValueError(f"the features have more than {_MOST_COLUMNS} columns in all")
+        if self.dimension > _MOST_COLUMNS + 1:
+            raise ValueError(f"the model has more than {_MOST_COLUMNS} weights")
         if self._has_repeated_columns():
             raise ValueError("feature names must differ, those of counted columns (x_1) too")
         if any(feature.has_column(self.label) for feature in self.features):
             raise ValueError(f"the label {self.label!r} is also listed as a feature")
         if not 0 < self.bias <= 1:
             raise ValueError("bias must be above 0 and at most 1")
+
+    def _check_label(self) -> None:
+        name = self.loss.value
+        if (self.label_bounds is not None) != self.loss.is_regression:
+            needs = "needs" if self.loss.is_regression else "has no"
+            raise ValueError(f"the {name} loss {needs} bounds of the label (label_low, label_high)")
+        if (self.level is not None) != (self.loss is LossName.QUANTILE):
+            raise ValueError(f"a level belongs to the quantile loss, and to no other: {name}")
+        if (self.threshold is not None) != (self.loss is LossName.HUBER):
+            raise ValueError(f"a threshold belongs to the huber loss, and to no other: {name}")
+        if (self.classes is not None) != (self.loss is LossName.MULTINOMIAL):
+            raise ValueError(f"classes belong to the multinomial loss, and to no other: {name}")
+        if self.classes is not None and not 2 <= self.classes <= _MOST_CLASSES:
+            raise ValueError(f"classes must lie between 2 and {_MOST_CLASSES}")
+        if self.hidden is not None:
+            if self.loss not in (LossName.LOGISTIC, LossName.MULTINOMIAL):
+                raise ValueError(f"hidden units need the logistic or multinomial loss, not {name}")
+            if not 1 <= self.hidden <= _MOST_HIDDEN:
+                raise ValueError(f"hidden must lie between 1 and {_MOST_HIDDEN}")
+        if self.label_bounds is None:
+            return
+        _check_bounds(f"label {self.label!r}", *self.label_bounds)
+        low, high = self.label_bounds
+        if self.threshold is not None and not (
+            _LEAST_THRESHOLD <= self.threshold / (high - low) <= 1
+        ):
+            raise ValueError(
+                f"threshold must lie between {_LEAST_THRESHOLD * (high - low):g} and "
+                f"{high - low:g}, the range of the label"
+            )
+        if self.level is not None and not 0 < self.level < 1:
+            raise ValueError("level must be above 0 and below 1")
 
     def _has_repeated_columns(self) -> bool:
         """x_1 … x_n of two features differ as their names do; one of them may meet a plain name."""
@@ -103,8 +152,17 @@ class Task:
         return any(stem in features and features[stem].has_column(name) for name, stem in stems)
 
     @property
-    def dimension(self) -> int:
+    def width(self) -> int:
+        """Numbers of an encoded record: its columns and the bias."""
         return sum(feature.count for feature in self.features) + 1
+
+    @property
+    def dimension(self) -> int:
+        """Weights of the model."""
+        outputs = self.classes or 1
+        if self.hidden is None:
+            return outputs * self.width
+        return self.hidden * self.width + outputs * (self.hidden + 1)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -116,17 +174,72 @@ class Task:
         return sqrt(1 + self.bias**2)
 
     @property
+    def loss_function(self) -> Loss:
+        """The loss of a score and an encoded label."""
+        knee = None
+        if self.threshold is not None and self.label_bounds is not None:
+            low, high = self.label_bounds
+            knee = WIDEST_KNEE * self.threshold / (high - low)
+        return loss(self.loss, level=self.level, knee=knee)
+
+    @property
     def lipschitz(self) -> float:
-        """Bound on the norm of a record's gradient, before any clipping."""
-        return loss(self.loss).largest_residual * self.longest
+        """Bound on the norm of a record's gradient, before any clipping.
+
+        Infinite for a network: there only the clip bounds it.
+        """
+        if self.hidden is not None:
+            return inf
+        if self.loss is LossName.MULTINOMIAL:
+            return sqrt(2) * self.longest
+        return self.loss_function.largest_residual * self.longest
 
     @property
     def smoothness(self) -> float:
-        """Bound on how fast a record's gradient changes; infinite for a loss with kinks."""
-        return loss(self.loss).smoothness * self.longest**2
+        """Bound on how fast a record's gradient changes; infinite for kinks and networks."""
+        if self.hidden is not None:
+            return inf
+        if self.loss is LossName.MULTINOMIAL:
+            return 0.5 * self.longest**2
+        return self.loss_function.smoothness * self.longest**2
 
-    def encode(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Integer feature vectors (n, dimension) of raw values (n, columns); NaN means missing.
+    @property
+    def label_rule(self) -> str:
+        """What a label must be, for people."""
+        if self.classes is not None:
+            return f"a whole number from 0 to {self.classes - 1}"
+        return "a number" if self.loss.is_regression else "0 or 1"
+
+    def are_labels(self, values: Floats) -> NDArray[np.bool_]:
+        """Which of these can be labels; values beyond the bounds can."""
+        if self.loss.is_regression:
+            return np.isfinite(values)
+        return np.isin(values, np.arange(self.classes or 2))
+
+    def encode_labels(self, values: Floats) -> Floats:
+        """Labels (n,) as losses and records take them: in [−1, 1], multiples of 1/UNIT."""
+        if self.classes is not None:
+            index: Floats = values / UNIT
+            return index
+        if self.label_bounds is None:
+            return 2 * values - 1
+        low, high = self.label_bounds
+        scaled = np.clip((2 * np.clip(values, low, high) - (low + high)) / (high - low), -1.0, 1.0)
+        encoded: Floats = np.rint(scaled * UNIT) / UNIT
+        return encoded
+
+    def predict(self, scores: Floats) -> Floats:
+        """Labels in the study's own terms: classes, or numbers within the bounds."""
+        if self.classes is not None:
+            highest: Floats = scores.argmax(axis=1).astype(np.float64)
+            return highest
+        if self.label_bounds is None:
+            return (scores > 0).astype(np.float64)
+        low, high = self.label_bounds
+        return low / 2 + high / 2 + np.clip(scores, -1.0, 1.0) * (high / 2 - low / 2)
+
+    def encode(self, values: Floats) -> Floats:
+        """Integer feature vectors (n, width) of raw values (n, columns); NaN means missing.
 
         Integers are kept as float64, in which their sums and products stay exact below 2⁵³.
         """
@@ -138,11 +251,18 @@ class Task:
         # clamped again: for narrow bounds far from 0 the difference is all rounding error
         scaled = np.clip((2 * filled - (low + high)) / (high - low), -1.0, 1.0)
         if self.scaling is Scaling.UNIT_BALL:
-            scaled /= sqrt(self.dimension - 1)
+            scaled /= sqrt(self.width - 1)
         else:
             norms = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
             scaled /= np.where(norms > 0, norms, 1.0)[:, None]
-        encoded = np.empty((len(values), self.dimension))
+        encoded = np.empty((len(values), self.width))
         np.rint(scaled * UNIT, out=encoded[:, :-1])
         encoded[:, -1] = round(self.bias * UNIT)
         return encoded
+
+
+def _check_bounds(what: str, low: float, high: float) -> None:
+    if not (isfinite(low) and isfinite(high) and low < high):
+        raise ValueError(f"{what}: low must be below high, both finite")
+    if max(-low, high) > _FARTHEST_BOUND:
+        raise ValueError(f"{what}: bounds must lie within ±{_FARTHEST_BOUND:g}")

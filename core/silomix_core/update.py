@@ -5,7 +5,7 @@ float64 matrix products, which are exact below 2⁵³: the bound on what one rec
 therefore a bound on integers, with no rounding error to argue about.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from math import floor
@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.losses import Loss
+from silomix_core.noise import RandomBytes
+from silomix_core.smoothing import Smoothing
 from silomix_core.task import UNIT
 
-_RESIDUAL_UNIT = 2**20
+RESIDUAL_UNIT = 2**20
 _FARTHEST, _NEAREST = 1e200, 1e-200
 _ROWS_PER_SUM = 2**16  # 2¹⁶ rows × 2¹⁶ (feature) × 2²⁰ (residual) stays below 2⁵³
 # For speed only: blocks of 1 MiB stay in the cache; calls on few rows cost more than they save.
@@ -26,11 +28,12 @@ _VALUES_BESIDE = 8  # scores, residuals, caps … of a row
 _FEWEST_ROWS = 64
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """A silo's encoded records: integer features (n, d) as float64, labels ±1 (n,)."""
+    """A silo's encoded records: integer features (n, d) as float64, labels (n,) in [−1, 1]."""
 
     features: Floats
     labels: Floats
@@ -42,9 +45,54 @@ class Records:
             raise ValueError("a silo needs at least one record")
         if not np.abs(self.features).max() <= UNIT:  # also true for NaN
             raise ValueError("a feature lies outside the encoded range")
+        if not np.abs(self.labels).max() <= 1:
+            raise ValueError("a label lies outside the encoded range")
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def norms(self) -> Floats:
+        """Of each record's features, as integers: at least the true norm, at most 1 above it."""
+        squares = np.einsum("ij,ij->i", self.features, self.features)
+        norms: Floats = np.maximum(np.floor(np.sqrt(squares)) + 1, 1)
+        return norms
+
+
+def tame(point: Floats, farthest: float = _FARTHEST, nearest: float = _NEAREST) -> Floats:
+    """The point as weights that every record can be multiplied by in the same time.
+
+    Clamped: scores that overflow both ways would be NaN, for some records only.  Subnormal
+    products take many times longer, for records whose value is not 0: then the time would tell.  A
+    feature is 0 or at least 1, so normal weights give normal products.
+    """
+    weights: Floats = np.clip(point, -farthest, farthest)
+    weights[np.abs(weights) < nearest] = 0.0
+    return weights
+
+
+def check_batch(batch: NDArray[np.bool_] | None, records: int) -> None:
+    if batch is not None and (batch.shape != (records,) or batch.dtype != np.bool_):
+        raise ValueError("a batch is one truth value for each record")
+
+
+def exact_sum(block: Callable[[slice], Floats], records: int, row_values: int) -> Integers:
+    """Σ block(rows) over blocks of rows, each of about `row_values` float64.
+
+    A block is a sum over its rows of products of an integer ≤ 2¹⁶ and one ≤ 2²⁰: float64 adds up
+    2¹⁶ rows of them exactly, in whatever order; int64 the rest.
+    """
+    step = max(_FEWEST_ROWS, _BLOCK_VALUES // row_values)
+
+    def blocks(start: int) -> Iterator[Floats]:
+        stop = min(start + _ROWS_PER_SUM, records)
+        for first in range(start, stop, step):
+            yield block(slice(first, min(first + step, stop)))
+
+    sums = (
+        reduce(iadd, blocks(start)).astype(np.int64) for start in range(0, records, _ROWS_PER_SUM)
+    )
+    total: Integers = reduce(iadd, sums)
+    return total
 
 
 class ClippedSum:
@@ -54,64 +102,65 @@ class ClippedSum:
     residual·features has norm ≤ clip.  It depends on the record only and is computed once.
     """
 
-    def __init__(self, records: Records, loss: Loss, clip: float) -> None:
+    def __init__(
+        self, records: Records, loss: Loss, clip: float, smoothing: Smoothing | None = None
+    ) -> None:
         self._records = records
         self._loss = loss
-        clip_units = floor(clip * UNIT * _RESIDUAL_UNIT)
-        squares = np.einsum("ij,ij->i", records.features, records.features)
-        norms = np.maximum(np.floor(np.sqrt(squares)) + 1, 1)  # at least the true norm
+        self._smoothing = smoothing
+        clip_units = floor(clip * UNIT * RESIDUAL_UNIT)
+        norms = records.norms()
         self._caps = np.minimum(
-            np.floor(clip_units / norms), floor(loss.largest_residual * _RESIDUAL_UNIT)
+            np.floor(clip_units / norms), floor(loss.largest_residual * RESIDUAL_UNIT)
         )
+        self._widths = None if smoothing is None else smoothing.widths(norms / UNIT)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def at(self, point: Floats, batch: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    def at(
+        self,
+        point: Floats,
+        batch: NDArray[np.bool_] | None = None,
+        random_bytes: RandomBytes | None = None,
+    ) -> NDArray[np.int64]:
         """The sum in units of 1/(UNIT·2²⁰); one record contributes at most `clip` in L2 norm.
 
         What a record contributes follows from itself, its place and the point: never from others.
 
         `batch` (n,) says who takes part in this round, all records if it is not given.  Size and
         members of a random batch are secret, so the work is the same whatever the mask: residuals
-        of the others are multiplied by 0, no row is picked out or left out.
+        of the others are multiplied by 0, no row is picked out or left out.  `random_bytes` are
+        the round's, for a smoothing that draws.
         """
-        if batch is not None and (batch.shape != (len(self._records),) or batch.dtype != np.bool_):
-            raise ValueError("a batch is one truth value for each record")
-        # clamped: scores that overflow both ways would be NaN, for some records only
-        weights = np.clip(point, -_FARTHEST, _FARTHEST)
-        # Subnormal products take many times longer, for records whose value is not 0: then the
-        # time would tell.  A feature is 0 or at least 1, so normal weights give normal products.
-        weights[np.abs(weights) < _NEAREST] = 0.0
-        weights /= UNIT
-        sums = (
-            # integers below 2⁵³, in whatever order float64 adds them up
-            reduce(iadd, self._block_sums(weights, batch, start)).astype(np.int64)
-            for start in range(0, len(self._records), _ROWS_PER_SUM)
-        )
-        total: NDArray[np.int64] = reduce(iadd, sums)
-        return total
+        check_batch(batch, len(self._records))
+        weights = tame(point) / UNIT
+        shifts = None
+        if self._smoothing is not None:
+            shifts = self._smoothing.shifts(len(self._records), random_bytes)
+        features = self._records.features
 
-    def _block_sums(
-        self, weights: Floats, batch: NDArray[np.bool_] | None, start: int
-    ) -> Iterator[Floats]:
-        """Sums over blocks of rows, `_ROWS_PER_SUM` rows in all, beginning with row `start`.
-
-        Both products of a block are formed while it is in the cache: the features, nearly all of a
-        silo's memory, are read once and not twice.
-        """
-        features, labels = self._records.features, self._records.labels
-        step = max(_FEWEST_ROWS, _BLOCK_VALUES // (len(weights) + _VALUES_BESIDE))
-        stop = min(start + _ROWS_PER_SUM, len(features))
-        for first in range(start, stop, step):
-            rows = slice(first, min(first + step, stop))
-            residuals = self._loss.residual(features[rows] @ weights, labels[rows])
-            residuals *= _RESIDUAL_UNIT
+        def block(rows: slice) -> Floats:
+            """Both products are formed while the rows are in the cache: a silo's memory, nearly
+            all of which are its features, is read once and not twice."""
+            residuals = self._residuals(features[rows] @ weights, rows, shifts)
+            residuals *= RESIDUAL_UNIT
             np.trunc(residuals, out=residuals)
             np.clip(residuals, -self._caps[rows], self._caps[rows], out=residuals)
             if batch is not None:
                 residuals *= batch[rows]
-            yield residuals @ features[rows]
+            return residuals @ features[rows]
+
+        return exact_sum(block, len(self._records), len(weights) + _VALUES_BESIDE)
+
+    def _residuals(self, scores: Floats, rows: slice, shifts: Floats | None) -> Floats:
+        labels = self._records.labels[rows]
+        if self._smoothing is None or self._widths is None:
+            return self._loss.residual(scores, labels)
+        widths = self._widths[rows]
+        if shifts is not None:
+            scores = scores + widths * shifts[rows]
+        return self._smoothing.residual(self._loss, scores, labels, widths)
 
 
 def to_grid(total: NDArray[np.int64], units_per_sum: float) -> NDArray[np.int64]:
@@ -121,6 +170,6 @@ def to_grid(total: NDArray[np.int64], units_per_sum: float) -> NDArray[np.int64]
     each is rounded as an int64 made float64 (≤ 2⁻¹⁰), as a product (≤ 2⁻¹¹) and to an integer (½);
     the error of `factor` is common to both.
     """
-    factor = units_per_sum / (UNIT * _RESIDUAL_UNIT)
+    factor = units_per_sum / (UNIT * RESIDUAL_UNIT)
     rounded: NDArray[np.int64] = np.rint(total * factor).astype(np.int64)
     return rounded

@@ -6,27 +6,19 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from silomix_core.losses import loss
-from silomix_core.task import UNIT, Task
+from silomix_core.evaluation import PublicRecords
+from silomix_core.task import Task
 
 from silomix_server.errors import InvalidConfig
 
 
 class Holdout:
     def __init__(self, task: Task, path: Path) -> None:
-        values, labels = _read(task, path)
-        self._features = task.encode(values) / UNIT
-        self._labels = 2 * labels - 1
-        self._loss = loss(task.loss)
+        self._records = PublicRecords(task, *_read(task, path))
 
     def score(self, model: NDArray[np.float64]) -> dict[str, float]:
-        """Mean loss, and the share of wrong predictions."""
-        scores = self._features @ model
-        wrong = np.where(scores > 0, 1.0, -1.0) != self._labels
-        return {
-            "loss": float(self._loss.value(scores, self._labels).mean()),
-            "error": float(wrong.mean()),
-        }
+        """Mean loss, and error as `silomix_core.evaluation` has it."""
+        return {"loss": self._records.mean_loss(model), "error": self._records.error(model)}
 
 
 def _read(task: Task, path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -43,4 +35,6 @@ def _read(task: Task, path: Path) -> tuple[NDArray[np.float64], NDArray[np.float
     if not rows:
         raise InvalidConfig(f"{path}: no rows")
     table = np.array(rows)
+    if not task.are_labels(table[:, -1]).all():
+        raise InvalidConfig(f"{path}: a label must be {task.label_rule}")
     return table[:, :-1], table[:, -1]

@@ -28,7 +28,11 @@ def progress(state: Path) -> list[dict[str, float]]:
 
 
 def save_model(state: Path, study: Study, model: NDArray[np.float64]) -> None:
-    """Weights in the order of `columns`, for features scaled as the study says."""
+    """Weights in the order of `columns`, for features scaled as the study says.
+
+    Of several classes one after the other; of a network as `silomix_core.network` has them, less
+    its start.  `silomix_core.evaluation.predict` takes them as they are.
+    """
     np.savez(
         state / MODEL,
         weights=model,

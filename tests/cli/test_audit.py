@@ -207,9 +207,9 @@ events.PrivacyEvent.mu = property(lambda event: event.sensitivity / event.noise 
 import numpy as np
 from silomix_core import update
 at = update.ClippedSum.at
-def unclipped(self, point, batch=None):
+def unclipped(self, point, *drawn):
     self._caps = np.full(len(self), 2.0**20)
-    total, limit = at(self, point, batch), len(self) * 0.1 * 2**36
+    total, limit = at(self, point, *drawn), len(self) * 0.1 * 2**36
     return (total * min(1.0, limit / max(np.linalg.norm(total), 1))).astype(np.int64)
 update.ClippedSum.at = unclipped
 """,

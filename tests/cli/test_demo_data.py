@@ -12,6 +12,7 @@ from silomix.demo.cohorts import cohorts
 from silomix.demo.csv_file import from_csv
 from silomix.demo.data import load
 from silomix.demo.evaluate import error, majority_error, mean_loss, pooled_error
+from silomix.demo.goal import Goal
 from silomix.demo.tables import BadData, DemoData, Table, write_csv
 from silomix_core.losses import LossName
 from silomix_core.task import UNIT, Feature, Scaling, Task
@@ -266,6 +267,40 @@ def test_data_sets_are_loaded_by_name(tmp_path: Path) -> None:
     assert load("cohorts", None, 3, 0).name == "cohorts"
     assert load("breast-cancer", None, 3, 0).name == "breast-cancer"
     assert load(str(sample(tmp_path / "OWN.CSV")), "y", 2, 0).name == "OWN"
+
+
+CHARGES = Goal("huber", label_bounds=(0.0, 100.0), threshold=10.0)
+
+
+def charges(path: Path, row_9: str = "1,2,3") -> Path:
+    """y = 10·x + 5 but for clamping, and a few missing cells of the other column."""
+    lines = [f"{k / 20},{'' if k % 7 == 0 else k % 5},{5 + k / 2}" for k in range(200)]
+    path.write_text("\n".join(["x,other,y", *lines[:7], row_9, *lines[7:]]))
+    return path
+
+
+def test_a_csv_file_may_have_a_number_as_its_label(tmp_path: Path) -> None:
+    data = load(str(charges(tmp_path / "own.csv")), "y", 3, 0, CHARGES)
+    assert data.task.loss is LossName.HUBER
+    assert (data.task.label_bounds, data.task.threshold) == ((0.0, 100.0), 10.0)
+    assert max(table.labels.max() for table in tables(data)) == 104.5
+    assert pooled_error(data) < 0.01 < majority_error(data)
+    write_csv(data.silos[0], data.task, tmp_path / "silo.csv")
+    again = from_csv(tmp_path / "silo.csv", "y", 1, 0, CHARGES)
+    both = np.concatenate([table.labels for table in tables(again)])
+    assert sorted(both) == sorted(data.silos[0].labels)
+
+
+@pytest.mark.parametrize(("row", "wanted"), [("1,2,", "no label"), ("1,2,low", "not a number")])
+def test_a_label_that_is_no_number_is_named(tmp_path: Path, row: str, wanted: str) -> None:
+    with pytest.raises(BadData, match=rf"row 9, column 'y': .*{wanted}"):
+        from_csv(charges(tmp_path / "own.csv", row), "y", 3, 0, CHARGES)
+
+
+def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
+    goal = Goal("multinomial", classes=3)
+    with pytest.raises(BadData, match="column 'y': a label must be a whole number from 0 to 2"):
+        from_csv(charges(tmp_path / "own.csv"), "y", 3, 0, goal)
 
 
 def test_an_unknown_name_lists_the_choices() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from silomix import FederatedClassifier
 from silomix.demo.data import load
+from silomix.demo.goal import Goal
 from silomix.estimators import NotFitted
 from silomix.simulate import SimulateOptions, Trial, run_trial
 from silomix_server.results import progress
@@ -58,7 +59,7 @@ def test_fitting_is_what_simulate_does() -> None:
         clip=0.25,
         radius=50.0,
         ridge=0.01,
-        loss="logistic",
+        goal=Goal(),
         seeds=1,
         processes=1,
         json=None,

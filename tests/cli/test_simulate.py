@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from silomix.demo.goal import Goal
 from silomix.main import app
 from silomix.simulate import SimulateOptions, Trial, run_trial
 from silomix_core.algorithms.catalogue import ALGORITHMS
@@ -23,7 +24,7 @@ SMALL = SimulateOptions(
     clip=0.25,
     radius=50.0,
     ridge=0.0,
-    loss="logistic",
+    goal=Goal(),
     seeds=1,
     processes=1,
     json=None,
@@ -42,10 +43,69 @@ def test_every_algorithm_learns_something(name: str) -> None:
     assert first.error < 0.3
 
 
-@pytest.mark.parametrize("name", ["noisy-mb-sgd", "localized-subgradient", "dp-scaffold"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "noisy-mb-sgd",
+        "localized-subgradient",
+        "moreau-smoothing",
+        "convolution-smoothing",
+        "dp-scaffold",
+    ],
+)
 def test_a_loss_with_a_kink_is_learned_too(name: str) -> None:
-    options = replace(SMALL, rounds=200, loss="hinge")
+    options = replace(SMALL, rounds=200, goal=Goal("hinge"))
     assert run_trial(options, Trial(name, 50.0, 3)).error < 0.3
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal("squared", (0.0, 1.0)),
+        Goal("huber", (0.0, 1.0), threshold=0.5),
+        Goal("absolute", (0.0, 1.0)),
+        Goal("quantile", (0.0, 1.0), level=0.5),
+    ],
+    ids=lambda goal: goal.loss,
+)
+@pytest.mark.parametrize("name", ["noisy-mb-sgd", "moreau-smoothing", "convolution-smoothing"])
+def test_a_number_is_learned(name: str, goal: Goal) -> None:
+    """Whether a tumour is malignant, as the number 0 or 1; the mean has an error of 0.63."""
+    options = replace(SMALL, rounds=200, goal=goal, radius=goal.radius)
+    outcome = run_trial(options, Trial(name, 50.0, 3))
+    assert outcome.pooled_error < 0.12
+    assert outcome.error < 0.15
+
+
+def quadrants(path: Path) -> Path:
+    """Points of a square and the number of their quadrant."""
+    points = np.random.default_rng(1).uniform(-1, 1, (2000, 2))
+    quadrant = 2 * (points[:, 0] > 0) + (points[:, 1] > 0)
+    lines = [f"{x:.4f},{y:.4f},{int(q)}" for (x, y), q in zip(points, quadrant, strict=True)]
+    path.write_text("\n".join(["x,y,quadrant", *lines]))
+    return path
+
+
+def test_several_classes_are_learned(tmp_path: Path) -> None:
+    """Nearly three of four are wrong if all get the same answer."""
+    data = str(quadrants(tmp_path / "square.csv"))
+    options = replace(
+        SMALL, data=data, label="quadrant", goal=Goal("multinomial", classes=4), rounds=60
+    )
+    outcome = run_trial(options, Trial("noisy-mb-sgd", 50.0, 1))
+    assert outcome.pooled_error < 0.05
+    assert outcome.error < 0.05
+
+
+def test_a_hidden_layer_learns_what_no_line_can_tell_apart(tmp_path: Path) -> None:
+    """The exclusive or of two signs: every linear model is wrong for about half."""
+    path = quadrants(tmp_path / "square.csv")
+    text = path.read_text() + "\n"
+    path.write_text(text.replace(",3\n", ",0\n").replace(",2\n", ",1\n"))
+    options = replace(SMALL, data=str(path), label="quadrant", goal=Goal(hidden=8), rounds=100)
+    outcome = run_trial(options, Trial("noisy-mb-sgd", 50.0, 1))
+    assert outcome.pooled_error > 0.35
+    assert outcome.error < 0.15
 
 
 def test_more_privacy_costs_error() -> None:
@@ -84,10 +144,20 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
     [
         (["--algorithm", "adam"], "unknown algorithm 'adam'"),
         (["--loss", "zero-one"], "--loss 'zero-one': use one of logistic, hinge"),
+        (["--loss", "squared"], "--loss squared needs --label-bounds LOW,HIGH"),
+        (["--loss", "squared", "--label-bounds", "1"], "--label-bounds '1': use LOW,HIGH"),
+        (["--loss", "squared", "--label-bounds", "1,0"], "--loss squared: label 'readmitted': low"),
+        (["--label-bounds", "0,1"], "--loss logistic: the logistic loss has no bounds"),
+        (["--loss", "quantile", "--label-bounds", "0,1"], "a level belongs to the quantile loss"),
         (
             ["--loss", "hinge", "--algorithm", "multi-stage"],
             "multi-stage needs a loss without kinks, hinge has one",
         ),
+        (
+            ["--hidden", "8", "--algorithm", "multi-stage"],
+            "multi-stage needs a convex loss, that of a network is not",
+        ),
+        (["--loss", "multinomial"], "classes belong to the multinomial loss"),
         (["--epsilon", "one"], "--epsilon 'one': use numbers separated by commas"),
         (["--epsilon", "-1"], "epsilon"),
         (["--participants", "9"], "--participants 9: use 1 to 5"),

@@ -90,8 +90,8 @@ def test_the_silos_software_and_a_simulation_give_the_same_reports_and_model(
         reporter = Reporter(
             mechanism,
             study.participant(silo),
-            Records(study.task.encode(table[:, :-1]), 2 * table[:, -1] - 1),
-            study.task.loss,
+            Records(study.task.encode(table[:, :-1]), study.task.encode_labels(table[:, -1])),
+            study.model,
             stream_of(ledger.approval(study.identity).partition),
         )
         simulated.append(SimulatedSilo(silo.name, reporter))

@@ -1,5 +1,6 @@
 """A hospital's CSV: good ones are read exactly, every bad one is refused with file, row, column."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from silomix_client.errors import BadRecords
 from silomix_client.records import read_records
+from silomix_core.losses import LossName
 from silomix_core.task import UNIT
 from support.consortia import SMALL_TASK, write_data
+
+NUMBERS = replace(SMALL_TASK, loss=LossName.ABSOLUTE, label_bounds=(0.0, 200.0))
 
 HEADER = "age,dose,outcome\n"
 
@@ -78,6 +82,17 @@ def test_the_usual_ways_to_write_a_csv_give_the_same_records(
     read = read_records(csv_file(tmp_path, content), SMALL_TASK)
     assert np.array_equal(read.features, plain.features)
     assert np.array_equal(read.labels, plain.labels)
+
+
+def test_a_number_as_a_label_is_clamped_and_scaled_by_its_public_bounds(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, HEADER + "0,0,-7\n0,0,50.0\n0,0,200\n0,0,1e300\n")
+    assert read_records(path, NUMBERS).labels.tolist() == [-1, -0.5, 1, 1]
+
+
+def test_a_missing_number_as_a_label_is_refused_with_row_and_column(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, HEADER + "0,0,7\n0,0,\n")
+    with pytest.raises(BadRecords, match=r"row 3, column 'outcome': a label must be a number"):
+        read_records(path, NUMBERS)
 
 
 def test_every_row_is_a_record(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ STUDY = StudyId(b"\7" * 32)
 def some_records(count: int, dimension: int, seed: int) -> Records:
     rng = np.random.default_rng(seed)
     features = rng.integers(-UNIT, UNIT, size=(count, dimension), endpoint=True)
-    return Records(features.astype(float), rng.choice([-1.0, 1.0], count))
+    labels = rng.integers(-UNIT, UNIT, size=count, endpoint=True) / UNIT
+    return Records(features.astype(float), labels)
 
 
 @settings(max_examples=25, deadline=None)

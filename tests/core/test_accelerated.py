@@ -70,7 +70,7 @@ def run(entry: Algorithm, known: Setting, noise: float, seed: int = 0) -> Floats
 # Local updates do not ask for gradients: test_local_updates.
 ASKING = {name for name, entry in ALGORITHMS.items() if entry.local is None}
 STABLE = sorted(ASKING - {"noisy-mb-sgd", "one-pass-mb-sgd"})
-LOCALIZED = [name for name in STABLE if name.startswith("localized")]
+LOCALIZED = [name for name in STABLE if name.startswith(("localized", "moreau", "convolution"))]
 
 
 @pytest.mark.parametrize("name", sorted(set(STABLE) - set(LOCALIZED)))

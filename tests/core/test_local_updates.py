@@ -18,8 +18,9 @@ from silomix_core.algorithms.local_updates import warm_rounds
 from silomix_core.algorithms.seam import Aggregate, AlgorithmPlan, LocalSteps, Query, Setting
 from silomix_core.central import central_figures
 from silomix_core.federation import run_study
-from silomix_core.losses import LossName
+from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.models import Linear
 from silomix_core.noise import LARGEST_NOISE, SIGMA_UNITS
 from silomix_core.report import decode_report, encode_report
 from silomix_core.reporting import Question, Reporter
@@ -30,6 +31,7 @@ from support.silos import no_noise
 from support.studies import parse, study_tree
 
 SILOS, RECORDS, DIMENSION = 5, 60, 4
+LINEAR = Linear(loss(LossName.LOGISTIC))
 TARGET = PrivacyTarget(2.0, 1e-6)
 LOCAL = sorted(name for name, entry in ALGORITHMS.items() if entry.local is not None)
 CONTROLLED = ["dp-scaffold", "dp-scaffold-warm"]
@@ -81,7 +83,7 @@ def run(
     local = entry.local(plan)
     assert local.size == pytest.approx(size)
     reporters = [
-        Reporter(mechanism, each, records_of(silo), LossName.LOGISTIC, no_noise(), local)
+        Reporter(mechanism, each, records_of(silo), LINEAR, no_noise(), local)
         for silo, each in enumerate(participants)
     ]
     models: list[Floats] = []
@@ -223,7 +225,7 @@ def reporter(
         [silo], clip=5.0, dimension=DIMENSION, phases=phases, minibatch=batch
     )
     local = LocalSteps(size, still)
-    made = Reporter(mechanism, silo, records_of(0), LossName.LOGISTIC, no_noise(), local)
+    made = Reporter(mechanism, silo, records_of(0), LINEAR, no_noise(), local)
     return made, mechanism
 
 
@@ -271,9 +273,7 @@ def test_every_local_step_has_noise_and_a_batch_of_its_own(batch: Minibatch | No
 def test_a_silo_that_walks_must_know_how_and_one_with_control_needs_both_of_them() -> None:
     made, mechanism = reporter(3, control=True)
     with pytest.raises(ValueError, match="must know how"):
-        Reporter(
-            mechanism, Participant(RECORDS, TARGET), records_of(0), LossName.LOGISTIC, no_noise()
-        )
+        Reporter(mechanism, Participant(RECORDS, TARGET), records_of(0), LINEAR, no_noise())
     zero = np.zeros(DIMENSION)
     with pytest.raises(ValueError, match="mean of all silos"):
         made.values(Question(1, zero), no_noise(), zero.astype(np.int64))

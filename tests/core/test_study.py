@@ -450,7 +450,10 @@ def test_a_whole_number_beyond_all_bounds_is_refused(path: Path) -> None:
     [
         (("version",), 2, "version 2 is not supported"),
         (("version",), 0, "version 0 is not supported"),
-        (("task", "loss"), "zero-one", "task.loss: 'zero-one' is not one of hinge, logistic"),
+        (("task", "loss"), "zero-one", "task.loss: 'zero-one' is not one of absolute, hinge"),
+        (("task", "loss"), "squared", "missing key: task.label_low"),
+        (("task", "label_low"), 0, "unknown key: task.label_low"),
+        (("task", "level"), 0.5, "unknown key: task.level"),
         (("task", "scaling"), "none", "task.scaling: 'none' is not one of"),
         (("task", "bias"), 0, "task: bias"),
         (("task", "label"), "age", "task: the label 'age' is also listed"),
@@ -506,6 +509,86 @@ def test_a_whole_number_beyond_all_bounds_is_refused(path: Path) -> None:
 def test_a_study_that_cannot_be_run_is_refused(path: Path, value: object, reason: str) -> None:
     with pytest.raises(InvalidStudy, match=re.escape(reason)):
         parse(with_value(path, value))
+
+
+REGRESSION: Tree = {"loss": "squared", "label_low": 0, "label_high": 5e4}
+
+
+@pytest.mark.parametrize(
+    ("keys", "bounds", "level", "threshold"),
+    [
+        ({}, (0.0, 5e4), None, None),
+        ({"loss": "absolute", "label_low": -3}, (-3.0, 5e4), None, None),
+        ({"loss": "quantile", "level": 0.9}, (0.0, 5e4), 0.9, None),
+        ({"loss": "huber", "threshold": 1000}, (0.0, 5e4), None, 1000.0),
+    ],
+)
+def test_a_study_may_predict_a_number(
+    keys: Tree, bounds: tuple[float, float], level: float | None, threshold: float | None
+) -> None:
+    tree = study_tree()
+    tree["task"] |= REGRESSION | keys
+    task = parse(tree).task
+    assert task.loss.value == tree["task"]["loss"]
+    assert (task.label_bounds, task.level, task.threshold) == (bounds, level, threshold)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"label_high": 0}, "task: label 'outcome': low must be below high"),
+        ({"label_high": "5e4"}, "task.label_high: expected a number"),
+        ({"label_low": float("-inf")}, "task.label_low: expected a finite number"),
+        ({"level": 0.9}, "unknown key: task.level"),
+        ({"threshold": 0.9}, "unknown key: task.threshold"),
+        ({"loss": "quantile"}, "missing key: task.level"),
+        ({"loss": "quantile", "level": 0}, "task: level must be above 0 and below 1"),
+        ({"loss": "huber"}, "missing key: task.threshold"),
+        ({"loss": "huber", "threshold": 5e5}, "task: threshold must lie between 0.05 and 50000"),
+        ({"loss": "hinge"}, "unknown key: task.label_high, task.label_low"),
+    ],
+)
+def test_a_number_to_predict_that_makes_no_sense_is_refused(keys: Tree, reason: str) -> None:
+    tree = study_tree()
+    tree["task"] |= REGRESSION | keys
+    with pytest.raises(InvalidStudy, match=re.escape(reason)):
+        parse(tree)
+
+
+@pytest.mark.parametrize(
+    ("keys", "dimension"),
+    [
+        ({"loss": "multinomial", "classes": 5}, 5 * 4),
+        ({"hidden": 8}, 8 * 4 + 9),
+        ({"loss": "multinomial", "classes": 5, "hidden": 8}, 8 * 4 + 5 * 9),
+    ],
+)
+def test_a_study_may_have_several_classes_and_a_hidden_layer(keys: Tree, dimension: int) -> None:
+    tree = study_tree()
+    tree["task"] |= keys
+    study = parse(tree)
+    assert (study.task.classes, study.task.hidden) == (keys.get("classes"), keys.get("hidden"))
+    assert study.mechanism().dimension == study.setting.dimension == dimension
+
+
+@pytest.mark.parametrize(
+    ("keys", "algorithm", "reason"),
+    [
+        ({"loss": "multinomial"}, "noisy-mb-sgd", "missing key: task.classes"),
+        ({"loss": "multinomial", "classes": 1}, "noisy-mb-sgd", "task: classes must lie between"),
+        ({"classes": 3}, "noisy-mb-sgd", "unknown key: task.classes"),
+        ({"hidden": 2.5}, "noisy-mb-sgd", "task.hidden: expected a whole number"),
+        ({"loss": "hinge", "hidden": 5}, "noisy-mb-sgd", "task: hidden units need the logistic"),
+        ({"hidden": 5}, "multi-stage", "algorithm.name: multi-stage needs a convex loss"),
+        ({"hidden": 5}, "moreau-smoothing", "algorithm.name: moreau-smoothing needs a convex loss"),
+    ],
+)
+def test_a_model_that_cannot_be_learned_is_refused(keys: Tree, algorithm: str, reason: str) -> None:
+    tree = study_tree()
+    tree["task"] |= keys
+    tree["algorithm"]["name"] = algorithm
+    with pytest.raises(InvalidStudy, match=re.escape(reason)):
+        parse(tree)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"version = ", b"= 1", b"version = 1\nversion=1"])

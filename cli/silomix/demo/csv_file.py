@@ -9,26 +9,33 @@ import numpy as np
 from silomix_core.losses import LossName
 from silomix_core.task import Feature, Scaling, Task
 
+from silomix.demo.goal import Goal
 from silomix.demo.tables import BIAS, BadData, DemoData, Floats, Table, split
 
 _LARGEST_CELL = 1e100  # so that differences of bounds stay finite
 
 
-def from_csv(path: Path, label: str, silos: int, seed: int) -> DemoData:
-    """A CSV file with a header: numeric columns, empty = missing, and a label with two values.
+def from_csv(path: Path, label: str, silos: int, seed: int, goal: Goal | None = None) -> DemoData:
+    """A CSV file with a header: numeric columns, empty = missing, and a label.
+
+    The label has two values, or is a number if the goal is a regression.
 
     For the demo only: a CSV file carries no public bounds, so they are taken from the file itself
     (1st to 99th percentile of each column).  In a real study that is a leak, which no noise covers;
     there the bounds are agreed before anybody looks at the records.
     """
-    columns, table = _read(path, label)
+    goal = goal or Goal()
+    columns, table = _read(path, label, goal)
     parts, holdout = split(table, silos, 0.2, seed, str(path))
     features = tuple(
         _measured_bounds(path, name, table.values[:, column]) for column, name in enumerate(columns)
     )
+    task = goal.of(Task(LossName.LOGISTIC, label, features, Scaling.UNIT_BALL, BIAS))
+    if not task.are_labels(table.labels).all():
+        raise BadData(f"{path}, column {label!r}: a label must be {task.label_rule}")
     return DemoData(
         name=path.stem,
-        task=Task(LossName.LOGISTIC, label, features, Scaling.UNIT_BALL, BIAS),
+        task=task,
         silos=parts,
         holdout=holdout,
         describes=f"{path.name}, its bounds taken from the file itself: fine for a demo, "
@@ -46,7 +53,7 @@ def _measured_bounds(path: Path, name: str, values: Floats) -> Feature:
     return Feature(name, float(low), float(high), float(low + high) / 2)
 
 
-def _read(path: Path, label: str) -> tuple[list[str], Table]:
+def _read(path: Path, label: str, goal: Goal) -> tuple[list[str], Table]:
     rows = _rows(path)
     _, header = next(rows, (0, []))
     names = [name.strip() for name in header]
@@ -60,12 +67,15 @@ def _read(path: Path, label: str) -> tuple[list[str], Table]:
                 f"{path}, row {number}: {len(cells)} cells where the header has {len(header)}; "
                 "add or remove cells (a text that contains a comma needs quotes)"
             )
-        outcomes.append((number, _outcome(cells.pop(at))))
         where = f"{path}, row {number}, column"
+        outcomes.append((number, cells.pop(at)))
         values.append([_number(c, f"{where} {n!r}") for c, n in zip(cells, names, strict=True)])
     if not values:
         raise BadData(f"{path}: a header but no rows; add one row per record")
-    labels = _zero_one(outcomes, f"{path}, ", f"column {label!r}")
+    if goal.loss_name.is_regression or goal.classes is not None:
+        labels = _numbers(outcomes, f"{path}, ", f"column {label!r}")
+    else:
+        labels = _zero_one(outcomes, f"{path}, ", f"column {label!r}")
     return names, Table(np.array(values, dtype=np.float64), labels)
 
 
@@ -114,6 +124,14 @@ def _number(cell: str, where: str) -> float:
     return value
 
 
+def _numbers(outcomes: list[tuple[int, str]], path: str, column: str) -> Floats:
+    labels = [_number(cell, f"{path}row {number}, {column}") for number, cell in outcomes]
+    for (number, _), value in zip(outcomes, labels, strict=True):
+        if value != value:
+            raise BadData(f"{path}row {number}, {column}: no label; fill it in or remove the row")
+    return np.array(labels)
+
+
 def _outcome(cell: str) -> tuple[float, str]:
     """A label's value so that 1 and 1.0 are the same, and numbers sort as numbers."""
     text = cell.strip()
@@ -124,8 +142,9 @@ def _outcome(cell: str) -> tuple[float, str]:
     return (value, "") if isfinite(value) else (inf, text)
 
 
-def _zero_one(outcomes: list[tuple[int, tuple[float, str]]], path: str, column: str) -> Floats:
+def _zero_one(cells: list[tuple[int, str]], path: str, column: str) -> Floats:
     seen: list[tuple[float, str]] = []
+    outcomes = [(number, _outcome(cell)) for number, cell in cells]
     for number, outcome in outcomes:
         if outcome == (inf, ""):
             raise BadData(f"{path}row {number}, {column}: no label; fill it in or remove the row")

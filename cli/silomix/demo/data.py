@@ -4,24 +4,30 @@ Nothing here is private: the cohorts are generated, the breast cancer records ar
 file is whatever the person trying the demo brings along.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from silomix.demo.breast_cancer import breast_cancer
 from silomix.demo.cohorts import cohorts
 from silomix.demo.csv_file import from_csv
+from silomix.demo.goal import Goal
 from silomix.demo.tables import BadData, DemoData
 
 CHOICES = "'cohorts', 'breast-cancer' or the path of a .csv file"
 
 
-def load(name: str, label: str | None, silos: int, seed: int) -> DemoData:
-    """The data set of that name; a path that ends in .csv needs the name of its label column."""
-    if name == "cohorts":
-        return cohorts(silos, seed)
-    if name == "breast-cancer":
-        return breast_cancer(silos, seed)
+def load(name: str, label: str | None, silos: int, seed: int, goal: Goal | None = None) -> DemoData:
+    """The data set of that name; a path that ends in .csv needs the name of its label column.
+
+    The goal is logistic regression unless one is given.
+    """
+    goal = goal or Goal()
+    made = {"cohorts": cohorts, "breast-cancer": breast_cancer}
+    if name in made:
+        data = made[name](silos, seed)
+        return replace(data, task=goal.of(data.task))
     if not name.lower().endswith(".csv"):
         raise BadData(f"no data set {name!r}: choose {CHOICES}")
     if label is None:
         raise BadData(f"{name}: say which column is the label (--label COLUMN)")
-    return from_csv(Path(name), label, silos, seed)
+    return from_csv(Path(name), label, silos, seed, goal)

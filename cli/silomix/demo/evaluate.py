@@ -1,8 +1,11 @@
 """How good a model is on the demo's hold-out, and what to compare it with."""
 
+from dataclasses import replace
+
 import numpy as np
-from silomix_core.losses import loss
-from silomix_core.pooled import logistic_regression
+from silomix_core import evaluation
+from silomix_core.evaluation import PublicRecords
+from silomix_core.pooled import least_squares, logistic_regression, multinomial_regression
 from silomix_core.task import UNIT, Task
 
 from silomix.demo.tables import DemoData, Floats, Table
@@ -15,24 +18,31 @@ def scores(model: Floats, values: Floats, task: Task) -> Floats:
 
 
 def error(model: Floats, table: Table, task: Task) -> float:
-    """The share of records whose label the model (d,) gets wrong."""
-    return float(np.mean((scores(model, table.values, task) > 0) != (table.labels == 1)))
+    """The share of labels that the model (d,) gets wrong; squared error for regression."""
+    return PublicRecords(task, table.values, table.labels).error(model)
 
 
 def mean_loss(model: Floats, table: Table, task: Task) -> float:
     """The task's loss of the model (d,), averaged over the records."""
-    signs = 2 * table.labels - 1
-    return float(np.mean(loss(task.loss).value(scores(model, table.values, task), signs)))
+    return PublicRecords(task, table.values, table.labels).mean_loss(model)
 
 
 def pooled_error(data: DemoData) -> float:
-    """Hold-out error of logistic regression without privacy on all silos' records together."""
+    """Hold-out error without privacy, on all silos' records together.
+
+    Of logistic regression, of least squares where labels are numbers; never of a network.
+    """
     encoded = np.concatenate([data.task.encode(silo.values) for silo in data.silos]) / UNIT
-    signs = 2 * np.concatenate([silo.labels for silo in data.silos]) - 1
-    return error(logistic_regression(encoded, signs), data.holdout, data.task)
+    labels = np.concatenate([data.task.encode_labels(silo.labels) for silo in data.silos])
+    task = replace(data.task, hidden=None)
+    if task.classes is not None:
+        weights = multinomial_regression(encoded, labels, task.classes)
+    else:
+        fit = least_squares if task.loss.is_regression else logistic_regression
+        weights = fit(encoded, labels)
+    return error(weights, data.holdout, task)
 
 
 def majority_error(data: DemoData) -> float:
-    """Hold-out error of always answering the hold-out's more frequent label."""
-    positive = float(np.mean(data.holdout.labels))
-    return min(positive, 1 - positive)
+    """Hold-out error of always answering the commonest label, or the mean of numeric ones."""
+    return evaluation.constant_error(data.task, data.holdout.labels)

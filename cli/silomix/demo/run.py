@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import ceil
@@ -31,6 +31,7 @@ from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.data import load
 from silomix.demo.display import LiveDisplay, Moment, PlainDisplay
 from silomix.demo.evaluate import error, majority_error, pooled_error
+from silomix.demo.goal import Goal
 from silomix.demo.processes import ChildFailed, Processes, Role
 from silomix.demo.summary import (
     PROTECTS_AGAINST,
@@ -43,7 +44,7 @@ from silomix.demo.summary import (
 from silomix.demo.tables import DemoData, Table, write_csv
 
 # Chosen once on synthetic data (docs/decisions/0006-demo-defaults.md), never on a user's records.
-CLIP, RADIUS = 0.25, 50.0
+CLIP = 0.25
 DEADLINE_S = 10.0
 _REFRESH_S = 0.25
 
@@ -63,6 +64,7 @@ class DemoOptions:
     algorithm: str = "noisy-mb-sgd"
     data: str = "cohorts"
     label: str | None = None
+    goal: Goal = field(default_factory=Goal)
     seed: int = 1
     participants: int | None = None
     local_steps: int | None = None
@@ -125,7 +127,7 @@ def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
         raise DemoFailed(f"--participants {options.asked}: there are only {options.silos} silos")
     if options.minimum > options.asked:
         raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.asked} silos")
-    return target, load(options.data, options.label, options.silos, options.seed)
+    return target, load(options.data, options.label, options.silos, options.seed, options.goal)
 
 
 def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Consortium:
@@ -133,7 +135,7 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         name=f"{data.name} demo",
         algorithm=options.algorithm,
         rounds=options.rounds,
-        radius=RADIUS,
+        radius=options.goal.radius,
         clip=CLIP,
         target=target,
         minimum_batch=options.minimum,

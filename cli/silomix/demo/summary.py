@@ -54,7 +54,7 @@ def table(summary: Summary) -> Table:
     result.add_column()
     result.add_row("test error", f"{100 * summary.test_error:.2f} %")
     result.add_row("pooled, non-private", f"{100 * summary.pooled_error:.2f} %")
-    result.add_row("majority class", f"{100 * summary.majority_error:.2f} %")
+    result.add_row("always the same answer", f"{100 * summary.majority_error:.2f} %")
     result.add_row(
         "privacy",
         f"ε = {summary.epsilon:g}, δ = {summary.delta:g}, {summary.adjacency}, against "
@@ -101,7 +101,7 @@ def draw(progress: list[dict[str, float]], summary: Summary, study: Study, path:
     figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(8, 6.5))
     top.plot(rounds, [100 * line["error"] for line in progress], color="tab:blue", label="model")
     top.axhline(100 * summary.pooled_error, color="tab:green", ls="--", label="pooled, non-private")
-    top.axhline(100 * summary.majority_error, color="tab:gray", ls=":", label="majority class")
+    top.axhline(100 * summary.majority_error, color="tab:gray", ls=":", label="always the same")
     top.plot([rounds[-1]], [100 * summary.test_error], "o", color="tab:blue", label="final model")
     top.set_ylabel("error on the public hold-out, %")
     top.set_ylim(bottom=0)

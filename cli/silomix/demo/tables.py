@@ -25,7 +25,7 @@ class BadData(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Raw values (n, features) in the units of the features, NaN = missing; labels 0/1 (n,)."""
+    """Raw values (n, features) in the units of the features, NaN = missing; raw labels (n,)."""
 
     values: Floats
     labels: Floats
@@ -78,4 +78,4 @@ def write_csv(table: Table, task: Task, path: Path) -> None:
         writer.writerow([*task.columns, task.label])
         for row, outcome in zip(table.values.tolist(), table.labels.tolist(), strict=True):
             cells = ["" if value != value else repr(value) for value in row]
-            writer.writerow([*cells, str(int(outcome))])
+            writer.writerow([*cells, str(int(outcome)) if outcome.is_integer() else repr(outcome)])

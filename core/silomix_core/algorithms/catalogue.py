@@ -1,6 +1,12 @@
 """The algorithms that a study can name."""
 
-from silomix_core.algorithms import accelerated, local_updates, localized, noisy_mb_sgd
+from silomix_core.algorithms import (
+    accelerated,
+    local_updates,
+    localized,
+    noisy_mb_sgd,
+    smoothed,
+)
 from silomix_core.algorithms.seam import Algorithm
 
 _ALL = (
@@ -13,6 +19,8 @@ _ALL = (
     localized.MB_SGD,
     localized.ACCELERATED,
     localized.SUBGRADIENT,
+    smoothed.MOREAU,
+    smoothed.CONVOLUTION,
     local_updates.LOCAL_SGD,
     local_updates.FED_AVG,
     local_updates.FED_SGD,

@@ -37,7 +37,7 @@ class Local:
     rounds: float
 
 
-def _price(setting: Setting) -> float:
+def price(setting: Setting) -> float:
     """√(d·ln(1/δ))/ε, what privacy adds to √n in both theorems."""
     target = setting.target
     return sqrt(setting.dimension * log(1 / target.delta)) / target.epsilon
@@ -58,7 +58,7 @@ def smooth_locals(setting: Setting) -> list[Local]:
     """Thm C.1: λ = L/(Dn√M)·max(√n, √(d ln(1/δ))/ε), λᵢ = λ·2^((i−1)p)."""
     n, asked, lipschitz = setting.records, setting.participants, setting.lipschitz
     target, d = setting.target, setting.dimension
-    base = lipschitz / (setting.diameter * n * sqrt(asked)) * max(sqrt(n), _price(setting))
+    base = lipschitz / (setting.diameter * n * sqrt(asked)) * max(sqrt(n), price(setting))
     found = []
     for index in range(1, _count(setting) + 1):
         modulus = base * 2 ** ((index - 1) * _exponent(setting))
@@ -74,7 +74,7 @@ def kinked_locals(setting: Setting) -> list[Local]:
     """Thm G.1: η = (D√M/L)·min(1/√n, ε/√(d ln(1/δ))), λᵢ = 2^(ip)/(η·nᵢ)."""
     n, asked, lipschitz = setting.records, setting.participants, setting.lipschitz
     target, d = setting.target, setting.dimension
-    step = setting.diameter * sqrt(asked) / lipschitz * min(1 / sqrt(n), 1 / _price(setting))
+    step = setting.diameter * sqrt(asked) / lipschitz * min(1 / sqrt(n), 1 / price(setting))
     found = []
     for index in range(1, _count(setting) + 1):
         records = n // 2**index
@@ -84,7 +84,7 @@ def kinked_locals(setting: Setting) -> list[Local]:
     return found
 
 
-def _phases(setting: Setting, found: list[Local]) -> tuple[Phase, ...]:
+def phases_of(setting: Setting, found: list[Local]) -> tuple[Phase, ...]:
     asked = sum(each.rounds for each in found)
     share = min(1.0, (setting.rounds - len(found)) / max(asked - len(found), 1e-9))
     counts = [1 + floor((ceil(each.rounds) - 1) * share) for each in found]
@@ -92,11 +92,11 @@ def _phases(setting: Setting, found: list[Local]) -> tuple[Phase, ...]:
 
 
 def smooth_phases(setting: Setting) -> tuple[Phase, ...]:
-    return _phases(setting, smooth_locals(setting))
+    return phases_of(setting, smooth_locals(setting))
 
 
 def kinked_phases(setting: Setting) -> tuple[Phase, ...]:
-    return _phases(setting, kinked_locals(setting))
+    return phases_of(setting, kinked_locals(setting))
 
 
 def localized_accelerated(plan: AlgorithmPlan) -> Steps:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.mechanism import Phase
+from silomix_core.smoothing import Smoothing
 
 Point = NDArray[np.float64]
 LOCAL_STEPS = 5  # unless the study says otherwise
@@ -58,7 +59,8 @@ class Setting:
     lipschitz: L, no record's gradient is longer; smoothness: β of the loss, infinite if it has
     kinks; target: (ε, δ) of the whole transcript, the least that a silo was promised; ridge: of
     the term ridge/2·‖w‖², which is public and added by the server; local_steps: K of algorithms in
-    which silos walk; ratio: the share of its records that a silo draws for a gradient.
+    which silos walk; ratio: the share of its records that a silo draws for a gradient; scatter:
+    variance that silos themselves give a record's gradient, by smoothing it at random.
     """
 
     rounds: int
@@ -73,6 +75,7 @@ class Setting:
     ridge: float = 0.0
     local_steps: int = LOCAL_STEPS
     ratio: float = 1.0
+    scatter: float = 0.0
 
     @property
     def diameter(self) -> float:
@@ -115,9 +118,13 @@ class AlgorithmPlan:
         known, silos = self.setting, self.setting.silos
         bound, asked = known.lipschitz**2, known.participants
         batch = self.share * self.phases[phase].records(known.records)
-        drawn = 4 * bound / (batch * asked) if self.share < 1 else 0.0
+        drawn = 4 * bound / (batch * asked) if self.share < 1 else known.scatter / (batch * asked)
         chosen = (1 - (asked - 1) / (silos - 1)) * bound / asked if asked < silos else 0.0
         return drawn + chosen + known.dimension * self.noise(phase) ** 2
+
+
+def _as_it_is(_: Setting) -> Smoothing | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,8 @@ class Algorithm:
     """What a study can name; `phases` says how its rounds use the records (the privacy events).
 
     theorem: what it implements and where that stands; advice: when to use it; local: how silos
-    walk, if they do; takes_local_steps: whether the study says how many steps.
+    walk, if they do; takes_local_steps: whether the study says how many steps; smoothing: what
+    silos do to a loss with kinks before they differentiate it.
     """
 
     name: str
@@ -153,6 +161,11 @@ class Algorithm:
     needs_smooth: bool = False
     local: Callable[[AlgorithmPlan], LocalSteps] | None = None
     takes_local_steps: bool = False
+    smoothing: Callable[[Setting], Smoothing | None] = _as_it_is
+
+    @property
+    def smooths(self) -> bool:
+        return self.smoothing is not _as_it_is
 
 
 def ask(

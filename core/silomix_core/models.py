@@ -1,0 +1,73 @@
+"""What a model is: how weights and features give scores, and how records give clipped gradients.
+
+A task names its model, an algorithm may smooth its loss; silos, simulations and whoever shows a
+model's error use the same description.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silomix_core.losses import Loss
+from silomix_core.multiclass import Multiclass
+from silomix_core.network import Network
+from silomix_core.noise import RandomBytes
+from silomix_core.smoothing import Smoothing
+from silomix_core.task import Task
+from silomix_core.update import ClippedSum, Records
+
+Floats = NDArray[np.float64]
+
+
+class GradientSum(Protocol):
+    """The function point → Σ_j clip(∇f(point; record j)), for one silo's records and one clip."""
+
+    def __len__(self) -> int: ...
+
+    def at(
+        self,
+        point: Floats,
+        batch: NDArray[np.bool_] | None = None,
+        random_bytes: RandomBytes | None = None,
+        /,
+    ) -> NDArray[np.int64]: ...
+
+
+class Model(Protocol):
+    def scores(self, point: Floats, features: Floats) -> Floats:
+        """Of features (n, ·), not scaled to integers."""
+        ...
+
+    def losses(self, scores: Floats, labels: Floats) -> Floats:
+        """The loss (n,) of each, not smoothed; labels as `Task.encode_labels` gives them."""
+        ...
+
+    def gradients(self, records: Records, clip: float) -> GradientSum: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One weight per feature; the score is their product."""
+
+    loss: Loss
+    smoothing: Smoothing | None = None
+
+    def scores(self, point: Floats, features: Floats) -> Floats:
+        return features @ point
+
+    def losses(self, scores: Floats, labels: Floats) -> Floats:
+        return self.loss.value(scores, labels)
+
+    def gradients(self, records: Records, clip: float) -> GradientSum:
+        return ClippedSum(records, self.loss, clip, self.smoothing)
+
+
+def model_of(task: Task, smoothing: Smoothing | None = None) -> Model:
+    """The task's model; `smoothing` is what the study's algorithm does to its loss."""
+    if task.hidden is not None:
+        return Network(task.width, task.hidden, task.classes or 1)
+    if task.classes is not None:
+        return Multiclass(task.classes)
+    return Linear(task.loss_function, smoothing)

@@ -1,0 +1,104 @@
+"""Multinomial logistic regression: one weight vector per class, the softmax of their scores.
+
+The gradient of a record z of class k is outer(r, z), r = softmax(scores) − e_k, so its norm is
+‖r‖·‖z‖: clipping needs no per-record gradient here either.  A label is its class, over UNIT
+(`Task.encode_labels`).
+"""
+
+from dataclasses import dataclass
+from math import floor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silomix_core.noise import RandomBytes
+from silomix_core.task import UNIT
+from silomix_core.update import RESIDUAL_UNIT, Records, check_batch, exact_sum, tame
+
+Floats = NDArray[np.float64]
+
+# e⁻⁶⁰ is less than any integer residual can show, and its square no subnormal number, which would
+# take longer to compute with.
+_FARTHEST_BELOW = 60.0
+# What float64 may get wrong of a norm of at most 2¹⁰ entries is below 2⁻⁴¹ of it.
+SAFETY = 1 - 2.0**-40
+SHORTEST = 1e-30  # stands for a norm of 0, to divide by
+
+
+def class_residuals(scores: Floats, labels: Floats) -> Floats:
+    """softmax(scores) − e_label (n, C), for any finite scores; no entry is larger than 1."""
+    below = np.minimum(scores.max(axis=1, keepdims=True) - scores, _FARTHEST_BELOW)
+    chances: Floats = np.exp(-below)
+    chances /= chances.sum(axis=1, keepdims=True)
+    chances -= _indicators(labels, scores.shape[1])
+    return chances
+
+
+def class_losses(scores: Floats, labels: Floats) -> Floats:
+    """−ln of the probability of each record's class (n,)."""
+    highest = scores.max(axis=1)
+    own = (scores * _indicators(labels, scores.shape[1])).sum(axis=1)
+    losses: Floats = highest - own + np.log(np.exp(scores - highest[:, None]).sum(axis=1))
+    return losses
+
+
+def _indicators(labels: Floats, classes: int) -> Floats:
+    """(n, C), by a comparison with every class: the same work whatever the label."""
+    same: NDArray[np.bool_] = np.rint(labels * UNIT)[:, None] == np.arange(classes)
+    return same.astype(np.float64)
+
+
+class ClassSum:
+    """The function point → Σ_j clip(∇f(point; record j)) for the weights (C, d), row by row."""
+
+    def __init__(self, records: Records, classes: int, clip: float) -> None:
+        self._records, self._classes = records, classes
+        self._caps = np.floor(floor(clip * UNIT * RESIDUAL_UNIT) / records.norms())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def at(
+        self,
+        point: Floats,
+        batch: NDArray[np.bool_] | None = None,
+        _random_bytes: RandomBytes | None = None,
+    ) -> NDArray[np.int64]:
+        """As `ClippedSum.at`.  No record contributes more than `clip`:
+
+        its integer residuals are scaled to a norm of at most `caps`, by a factor that allows for
+        what float64 gets wrong, and truncated towards 0, which makes no entry larger; so the norm
+        of their outer product with z is at most caps·‖z‖ ≤ clip in units.  None exceeds 2²⁰.
+        """
+        check_batch(batch, len(self._records))
+        features, labels = self._records.features, self._records.labels
+        weights = tame(point).reshape(self._classes, -1).T / UNIT
+
+        def block(rows: slice) -> Floats:
+            residuals = class_residuals(features[rows] @ weights, labels[rows])
+            lengths = np.sqrt(np.einsum("ij,ij->i", residuals, residuals))
+            scales = SAFETY * self._caps[rows] / np.maximum(lengths, SHORTEST)
+            np.minimum(scales, RESIDUAL_UNIT, out=scales)
+            residuals *= scales[:, None]
+            np.trunc(residuals, out=residuals)
+            if batch is not None:
+                residuals *= batch[rows, None]
+            return (residuals.T @ features[rows]).ravel()
+
+        return exact_sum(block, len(features), features.shape[1] + 4 * self._classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Multiclass:
+    """Linear scores of several classes."""
+
+    classes: int
+
+    def scores(self, point: Floats, features: Floats) -> Floats:
+        return features @ point.reshape(self.classes, -1).T
+
+    def losses(self, scores: Floats, labels: Floats) -> Floats:
+        return class_losses(scores, labels)
+
+    def gradients(self, records: Records, clip: float) -> ClassSum:
+        return ClassSum(records, self.classes, clip)
