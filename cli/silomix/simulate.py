@@ -22,11 +22,9 @@ from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.federation import run_study
+from silomix_core.federation import rehearsal
 from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Mechanism, Participant
-from silomix_core.reporting import Reporter
-from silomix_core.setting import plan_of, setting_of
+from silomix_core.mechanism import Participant
 from silomix_core.update import Records
 
 from silomix.demo.data import load
@@ -159,38 +157,23 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     task, entry = replace(data.task, loss=LossName(options.loss)), algorithm(trial.algorithm)
     target = PrivacyTarget(trial.epsilon, options.delta)
     participants = [Participant(len(silo), target) for silo in data.silos]
-    setting = setting_of(
-        task,
-        participants,
-        rounds=options.rounds,
-        radius=options.radius,
-        clip=options.clip,
-        ridge=options.ridge,
-        asked=options.participants,
-    )
     try:
-        mechanism = Mechanism.calibrate(
+        made = rehearsal(
+            task,
+            entry,
             participants,
+            rounds=options.rounds,
+            radius=options.radius,
             clip=options.clip,
-            dimension=task.dimension,
-            phases=entry.phases(setting),
+            ridge=options.ridge,
+            asked=options.participants,
         )
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
         raise Failure(f"{where}: {impossible}") from impossible
-    rng = np.random.default_rng([trial.seed, 7])
-    reporters = [
-        Reporter(
-            mechanism,
-            participant,
-            Records(task.encode(silo.values), 2 * silo.labels - 1),
-            task.loss,
-            rng.bytes,
-        )
-        for participant, silo in zip(participants, data.silos, strict=True)
-    ]
-    model = run_study(entry, plan_of(setting, mechanism), mechanism, reporters, rng)
-    return Outcome(trial, mechanism.rounds, error(model, data.holdout, task), pooled)
+    records = [Records(task.encode(silo.values), 2 * silo.labels - 1) for silo in data.silos]
+    model = made.run(records, np.random.default_rng([trial.seed, 7]))
+    return Outcome(trial, made.mechanism.rounds, error(model, data.holdout, task), pooled)
 
 
 @lru_cache(maxsize=4)
