@@ -13,7 +13,7 @@ from silomix_server.children import end_with_parent
 from silomix.failures import Failure, failures
 from silomix.hospital import Config, StudyFile, silo
 from silomix.mixing import mix
-from silomix.research import algorithms, audit, plan_study, simulate
+from silomix.research import algorithms, audit, plan_study, reproduce, simulate
 
 app = typer.Typer(
     help="One model from everybody's records, trusting nobody with them.\n\n"
@@ -120,6 +120,7 @@ def demo(
 app.command("algorithms")(algorithms)
 app.command("plan")(plan_study)
 app.command("simulate")(simulate)
+app.command("reproduce")(reproduce)
 app.command("audit")(audit)
 
 

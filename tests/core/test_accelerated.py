@@ -66,8 +66,7 @@ def run(entry: Algorithm, known: Setting, noise: float, seed: int = 0) -> Floats
             return model
 
 
-# The heavy ball's largest step is for curvatures below 0.06: test_algorithms has it on its own.
-STABLE = sorted(set(ALGORITHMS) - {"noisy-mb-sgd", "one-pass-mb-sgd"})
+STABLE = sorted(ALGORITHMS)
 LOCALIZED = [name for name in STABLE if name.startswith("localized")]
 
 

@@ -22,6 +22,7 @@ from silomix_client.config import MAIN
 from silomix_client.config import load as load_silo
 from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
+from silomix_core.algorithms import auto
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.study import Study
 from silomix_server.results import progress
@@ -108,7 +109,8 @@ def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
 def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
     """The privacy target and the data; whatever is wrong is found before anything is written."""
     try:
-        algorithm(options.algorithm)
+        if options.algorithm != auto.NAME:
+            algorithm(options.algorithm)
         target = PrivacyTarget(options.epsilon, options.delta)
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
@@ -129,12 +131,14 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         raise DemoFailed(f"{options.out} is not empty (keys and ledgers?); choose another folder")
     ports = free_ports(3 + options.mixes)
     fleet, channel, control, *mixes = (f"127.0.0.1:{port}" for port in ports)
+    asked = auto.Choice(options.algorithm, options.rounds, CLIP, RADIUS)
+    choice = auto.chosen(asked, data.task.lipschitz)
     choices = StudyChoices(
         name=f"{data.name} demo",
-        algorithm=options.algorithm,
-        rounds=options.rounds,
-        radius=RADIUS,
-        clip=CLIP,
+        algorithm=choice.algorithm,
+        rounds=choice.rounds,
+        radius=choice.radius,
+        clip=choice.clip,
         target=target,
         minimum_batch=options.minimum,
         deadline_s=DEADLINE_S,

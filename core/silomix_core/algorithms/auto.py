@@ -1,0 +1,44 @@
+"""What a study says when nobody wants to choose: algorithm, rounds, clip and radius, all concrete.
+
+"auto" is no algorithm but a choice that is made once, when a study is written: the file then has
+the numbers, and its operator approves those.  Nothing is measured on records.  The step follows
+from these numbers and n, N, M, d, ε and δ (`noisy_mb_sgd.step_size`), as does the noise.
+
+Why these, on odd and even digits of MNIST (Gao, Lowy, Zhou, Wright 2024, §4: 25 silos of 1734
+records, 50 coordinates, public principal components) and generated cohorts; `silomix reproduce loc`
+repeats it:
+- *Full batches, 60 rounds.*  With exact calibration R rounds on all records have, averaged, the
+  noise of one; more rounds cost messages only, and beyond 60 they gain nothing.
+- *A quarter of the loss's own bound as clip.*  The clipped logistic loss is another convex loss,
+  linear for records that are far on the wrong side.  It needs a quarter of the noise; its minimizer
+  classifies no worse.  Below a quarter the model grows and needs longer steps, for little.
+- *Radius 50.*  Models of records of norm 1 have norms of 15 to 45; the step makes noise wander half
+  the radius, so 25, which at a small ε stops directions early in which noise would be all.
+"""
+
+from dataclasses import dataclass
+
+from silomix_core.algorithms import noisy_mb_sgd
+
+NAME = "auto"
+SUMMARY = "Picks algorithm, rounds, clip and radius; the study file has the numbers"
+ADVICE = "The default when nobody wants to tune: any loss, any ε."
+ROUNDS, RADIUS = 60, 50.0
+_CLIPPED = 0.25  # of L
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What of a study decides how well it learns at a given (ε, δ)."""
+
+    algorithm: str
+    rounds: int
+    clip: float
+    radius: float
+
+
+def chosen(asked: Choice, lipschitz: float) -> Choice:
+    """As asked for; where that is "auto", its own numbers for a loss whose gradients are ≤ L."""
+    if asked.algorithm != NAME:
+        return asked
+    return Choice(noisy_mb_sgd.ALGORITHM.name, ROUNDS, _CLIPPED * lipschitz, RADIUS)
