@@ -321,5 +321,5 @@ def test_the_first_step_makes_noise_wander_half_the_radius(
     )
     agreed = AlgorithmPlan(known, (Phase(rounds),), (noise,))
     wanted = 0.5 * radius * sqrt(silos) / (noise * sqrt(dimension * rounds))
-    evenly_spread = 8 * dimension / min(smoothness, 1)
+    evenly_spread = 8 * dimension / min(smoothness, SETTING.lipschitz)
     assert step_size(agreed) == pytest.approx(min(wanted, evenly_spread))

@@ -9,9 +9,9 @@ records, 50 coordinates, public principal components) and generated cohorts; `si
 repeats it:
 - *Full batches, 60 rounds.*  With exact calibration R rounds on all records have, averaged, the
   noise of one; more rounds cost messages only, and beyond 60 they gain nothing.
-- *A quarter of the loss's own bound as clip.*  The clipped logistic loss is another convex loss,
-  linear for records that are far on the wrong side.  It needs a quarter of the noise; its minimizer
-  classifies no worse.  Below a quarter the model grows and needs longer steps, for little.
+- *An eighth of the loss's own bound as clip.*  The clipped loss is another convex loss, linear for
+  all records but those far on the right side.  It needs an eighth of the noise and is flatter by
+  less than that; its minimizer classifies no worse.  Below, little is gained and models grow.
 - *Radius 50.*  Models of records of norm 1 have norms of 15 to 45; the step makes noise wander half
   the radius, so 25, which at a small ε stops directions early in which noise would be all.
 """
@@ -24,7 +24,7 @@ NAME = "auto"
 SUMMARY = "Picks algorithm, rounds, clip and radius; the study file has the numbers"
 ADVICE = "The default when nobody wants to tune: any loss, any ε."
 ROUNDS, RADIUS = 60, 50.0
-_CLIPPED = 0.25  # of L
+_CLIPPED = 1 / 8  # of L
 
 
 @dataclass(frozen=True, slots=True)

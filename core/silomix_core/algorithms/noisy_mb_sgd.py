@@ -10,7 +10,7 @@ an average of all iterates.
 
 The step comes from public quantities: with noise σ√(d/M) on the mean report, R steps of size η
 wander by about η·σ·√(dR/M); η makes that half the radius of W, which is also the best linear filter
-for a model of that size.  It starts at most at 8d/β, for records that are spread over all d
+for a model of that size.  It starts at most at 8d/min(β, L), for records spread over all d
 directions.  Where they are not, the reports themselves tell: the step is cut to 4/h whenever two
 of them show, beyond their noise, a curvature h between the points that were asked.  (On a quadratic
 with curvature h the heavy ball diverges from 2(1+0.8)/(1−0.8)/h = 18/h.)
@@ -27,16 +27,18 @@ from silomix_core.mechanism import Phase
 MOMENTUM = 0.8
 _SPREAD = 8.0
 _SEEN = 4.0
-_STEEPEST = 1.0  # as β of a loss with kinks: the data smooth it
 _CERTAIN = 3.0  # standard deviations
 
 
 def step_size(plan: AlgorithmPlan) -> float:
-    """η = min(½·radius·√M/(σ·√(dR)), 8d/β), to begin with."""
+    """η = min(½·radius·√M/(σ·√(dR)), 8d/min(β, L)), to begin with."""
     known = plan.setting
     noise = max(map(plan.noise, range(len(plan.phases))))
     wander = noise * sqrt(known.dimension * plan.rounds)
-    evenly = known.dimension / (min(known.smoothness, _STEEPEST) + known.ridge)
+    # a residual clipped at L changes by at most about L with the score (logistic: L(1 − L));
+    # a hinge, which has no β, by L times the density of scores at the kink
+    steepest = min(known.smoothness, known.lipschitz)
+    evenly = known.dimension / (steepest + known.ridge)
     return min(known.radius / 2 / wander, _SPREAD * evenly)
 
 
