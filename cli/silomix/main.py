@@ -62,7 +62,8 @@ def demo(
     epsilon: Annotated[float, typer.Option(help="ε of every silo's whole transcript.")] = 2.0,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
     algorithm: Annotated[
-        str, typer.Option(help="Algorithm of the study (silomix algorithms lists them).")
+        str,
+        typer.Option(help="Algorithm (silomix algorithms lists them); auto sets rounds and clip."),
     ] = "noisy-mb-sgd",
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")

@@ -99,7 +99,7 @@ def algorithms(
 
 def simulate(
     algorithm: Annotated[
-        str, typer.Option(help="Algorithms (silomix algorithms lists them); several: a,b,c.")
+        str, typer.Option(help="Algorithms (silomix algorithms lists them); several: auto,b,c.")
     ] = "noisy-mb-sgd",
     epsilon: Annotated[
         str, typer.Option(help="ε of every silo's whole transcript; several: 0.5,1,2,4.")
@@ -241,7 +241,8 @@ def plan_study(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option(help="Algorithm of the study (silomix algorithms lists them).")
+        str,
+        typer.Option(help="Algorithm (silomix algorithms lists them); auto sets rounds and clip."),
     ] = "noisy-mb-sgd",
     sampling: Annotated[
         str, typer.Option(help="Batches: full, poisson or without-replacement.")

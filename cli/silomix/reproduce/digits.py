@@ -26,7 +26,7 @@ SILOS = 25  # one for each pair of an odd and an even digit
 COMPONENTS = 50
 _SHARE = 0.8  # of the images of a digit; the others are the test set
 _BOUND = 3.0  # standard deviations, of the geometric mean of a component and the first one
-_BIAS = 0.3
+BIAS = 0.3
 FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -61,7 +61,7 @@ class Digits:
             Feature(f"pc{index}", -bound, bound, 0.0)
             for index, bound in enumerate(self.bounds.tolist(), start=1)
         )
-        return Task(loss, "odd", features, Scaling.UNIT_SPHERE, _BIAS)
+        return Task(loss, "odd", features, Scaling.UNIT_SPHERE, BIAS)
 
 
 @dataclass(frozen=True, slots=True)

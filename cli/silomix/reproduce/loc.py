@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from importlib.metadata import version
+from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -64,11 +65,12 @@ class Method:
     clip: float = 0.5
     radius: float = 50.0
     repeated: tuple[float, ...] = ()
+    label: str | None = None
 
     @property
     def name(self) -> str:
-        if self.algorithm == auto.NAME:
-            return self.algorithm
+        if self.label is not None:
+            return self.label
         printed = f", {self.noise.value}" if self.noise is Noise.PRINTED else ""
         return f"{self.algorithm}, R = {self.rounds}{printed}"
 
@@ -93,7 +95,14 @@ PRINTED_ONE_PASS = replace(
 PRINTED_LOCALIZED = replace(
     LOCALIZED[0], noise=Noise.PRINTED, repeated=(17.4, 10.9, 6.1, 3.4, 2.1, 2.0)
 )
-AUTO = Method(auto.NAME)
+_CHOICE = auto.chosen(auto.Choice(auto.NAME, 1, 1.0, 1.0), sqrt(1 + digits.BIAS**2))
+AUTO = Method(
+    _CHOICE.algorithm,
+    rounds=_CHOICE.rounds,
+    clip=_CHOICE.clip,
+    radius=_CHOICE.radius,
+    label=auto.NAME,
+)
 _SMOOTH = (
     PRINTED_ONE_PASS,
     PRINTED_LOCALIZED,
@@ -205,15 +214,13 @@ def run_trial(trial: Trial) -> tuple[str, float]:
 def _study(folder: Path, part: Part, method: Method, epsilon: float) -> Rehearsal:
     data = digits.load(folder)
     task, records = data.task(part.loss), data.records
-    asked = auto.Choice(method.algorithm, method.rounds, method.clip, method.radius)
-    choice = auto.chosen(asked, task.lipschitz)
     made = rehearsal(
         task,
-        algorithm(choice.algorithm),
+        algorithm(method.algorithm),
         [Participant(records, PrivacyTarget(epsilon, 1 / records**2))] * digits.SILOS,
-        rounds=choice.rounds,
-        radius=choice.radius,
-        clip=choice.clip,
+        rounds=method.rounds,
+        radius=method.radius,
+        clip=method.clip,
         asked=part.asked,
     )
     return made if method.noise is Noise.EXACT else _with_printed_noise(made)
@@ -414,7 +421,9 @@ def _figures(results: Results, parts: Sequence[Part], floor: Spread) -> dict[str
                 row: dict[str, object] = {
                     "loss": part.loss.value,
                     "participants": part.asked,
-                    "algorithm": method.algorithm,
+                    "algorithm": method.label or method.algorithm,
+                    "rounds": method.rounds,
+                    "clip": method.clip,
                     "noise": method.noise.value,
                     "epsilon": epsilon,
                     "errors": errors,
