@@ -445,7 +445,7 @@ def _draw(results: Results, parts: Sequence[Part], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, rows = plt.subplots(
-        1, len(parts), figsize=(5.0 * len(parts) + 2, 4.5), layout="constrained", squeeze=False
+        1, len(parts), figsize=(6.5 * len(parts), 6.0), layout="constrained", squeeze=False
     )
     floor = float(np.mean(results.floor()))
     for axes, part in zip(rows[0], parts, strict=True):
@@ -472,7 +472,13 @@ def _draw(results: Results, parts: Sequence[Part], path: Path) -> None:
         axes.set_ylim(floor - 1, floor + 8)
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.minorticks_off()
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(
+            frameon=False,
+            fontsize="small",
+            ncols=2,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.15),
+        )
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

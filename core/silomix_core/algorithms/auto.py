@@ -8,7 +8,7 @@ Why these, on odd and even digits of MNIST (Gao, Lowy, Zhou, Wright 2024, §4: 2
 records, 50 coordinates, public principal components) and generated cohorts; `silomix reproduce loc`
 repeats it:
 - *Full batches, 60 rounds.*  With exact calibration R rounds on all records have, averaged, the
-  noise of one; more rounds cost messages only, and beyond 60 they gain nothing.
+  noise of one; more rounds cost messages, not privacy; beyond 60 they gain little.
 - *An eighth of the loss's own bound as clip.*  The clipped loss is another convex loss, linear for
   all records but those far on the right side.  It needs an eighth of the noise and is flatter by
   less than that; its minimizer classifies no worse.  Below, little is gained and models grow.

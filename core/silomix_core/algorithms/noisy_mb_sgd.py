@@ -9,11 +9,11 @@ which the r-th counts r times; the step.  The plain form has none of them: the t
 an average of all iterates.
 
 The step comes from public quantities: with noise σ√(d/M) on the mean report, R steps of size η
-wander by about η·σ·√(dR/M); η makes that half the radius of W, which is also the best linear filter
-for a model of that size.  It starts at most at 8d/min(β, L), for records spread over all d
-directions.  Where they are not, the reports themselves tell: the step is cut to 4/h whenever two
-of them show, beyond their noise, a curvature h between the points that were asked.  (On a quadratic
-with curvature h the heavy ball diverges from 2(1+0.8)/(1−0.8)/h = 18/h.)
+wander by about η·σ·√(dR/M); η makes that half the radius of W, so that directions in which noise
+exceeds what a model of that size has to say are left early.  It starts at most at 8d/min(β, L), for
+records spread over all d directions.  Where they are not, the reports themselves tell: the step is
+cut to 4/h whenever two of them show, beyond their noise, a curvature h between the points that were
+asked.  (On a quadratic of curvature h the heavy ball diverges from 2(1 + 0.8)/(1 − 0.8)/h = 18/h.)
 """
 
 from math import sqrt
