@@ -23,6 +23,7 @@ from silomix.research import (
     algorithms,
     audit,
     plan_study,
+    reproduce,
     simulate,
 )
 
@@ -73,7 +74,8 @@ def demo(
     epsilon: Annotated[float, typer.Option(help="ε of every silo's whole transcript.")] = 2.0,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
     algorithm: Annotated[
-        str, typer.Option(help="Algorithm of the study (silomix algorithms lists them).")
+        str,
+        typer.Option(help="Algorithm (silomix algorithms lists them); auto sets rounds and clip."),
     ] = "noisy-mb-sgd",
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
@@ -144,6 +146,7 @@ def demo(
 app.command("algorithms")(algorithms)
 app.command("plan")(plan_study)
 app.command("simulate")(simulate)
+app.command("reproduce")(reproduce)
 app.command("audit")(audit)
 
 

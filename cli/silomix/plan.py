@@ -5,7 +5,7 @@ The numbers come from `silomix_core.planning`; here are words, a table, JSON and
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from silomix_core.accounting.events import ADJACENCY, Scheme
+from silomix_core.algorithms import auto
 from silomix_core.central import Against, Figure
 from silomix_core.mechanism import Minibatch
 from silomix_core.planning import (
@@ -28,7 +29,7 @@ from silomix_core.planning import (
 )
 from silomix_core.planning.cells import Cell, Estimate
 from silomix_core.planning.request import DEFAULT_ROUNDS, GOOD_CLIPS
-from silomix_core.planning.simulation import LARGEST_DIMENSION
+from silomix_core.planning.simulation import LARGEST_DIMENSION, simulated_task
 
 Number = TypeVar("Number", int, float)
 DEFAULT_PICTURE = Path("silomix-plan.png")
@@ -60,6 +61,7 @@ class PlanOptions:
 
 def run_plan(options: PlanOptions, console: Console) -> None:
     """Plan, show, write."""
+    options = _decided(options)
     request = _request(options)
     _check_files(options, request)
     picture = _picture(options, request)
@@ -76,6 +78,21 @@ def run_plan(options: PlanOptions, console: Console) -> None:
 
 
 # What was typed -----------------------------------------------------------------------------------
+
+
+def _decided(options: PlanOptions) -> PlanOptions:
+    """With the numbers that "auto" stands for."""
+    if options.algorithm != auto.NAME:
+        return options
+    asked = auto.Choice(options.algorithm, 1, 1.0, options.radius)
+    choice = auto.chosen(asked, simulated_task(2))  # any dimension has this bound
+    return replace(
+        options,
+        algorithm=choice.algorithm,
+        rounds=str(choice.rounds),
+        clip=choice.clip,
+        radius=choice.radius,
+    )
 
 
 def _request(options: PlanOptions) -> Request:

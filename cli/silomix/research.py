@@ -1,4 +1,4 @@
-"""`silomix algorithms`, `plan`, `simulate` and `audit`: before a study, and about a silo."""
+"""`silomix algorithms`, `plan`, `simulate`, `reproduce`, `audit`: before and beside a study."""
 
 import sys
 from pathlib import Path
@@ -102,6 +102,7 @@ def algorithms(
 
     from rich.console import Console
     from rich.table import Table
+    from silomix_core.algorithms import auto
     from silomix_core.algorithms.catalogue import ALGORITHMS
 
     if json:
@@ -111,6 +112,7 @@ def algorithms(
     table = Table(show_lines=True)
     for column in ("name", "what it does", "theorem", "when to use it"):
         table.add_column(column, no_wrap=column == "name")
+    table.add_row(auto.NAME, auto.SUMMARY + ".", "", auto.ADVICE)
     for each in ALGORITHMS.values():
         kinks = "" if each.needs_smooth else " Losses with kinks too."
         table.add_row(each.name, each.summary + ".", each.theorem + ".", each.advice + kinks)
@@ -119,7 +121,7 @@ def algorithms(
 
 def simulate(
     algorithm: Annotated[
-        str, typer.Option(help="Algorithms (silomix algorithms lists them); several: a,b,c.")
+        str, typer.Option(help="Algorithms (silomix algorithms lists them); several: auto,b,c.")
     ] = "noisy-mb-sgd",
     epsilon: Annotated[
         str, typer.Option(help="ε of every silo's whole transcript; several: 0.5,1,2,4.")
@@ -211,6 +213,49 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
         raise Failure(f"{option} {text!r}: use numbers separated by commas") from bad
 
 
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="The experiment; without it all are listed.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the data that it needs.")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials of each kind.")] = 20,
+    part: Annotated[
+        str | None, typer.Option(help="Only these parts of it; several: a,b (else all).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for table, picture and trials.")] = Path(
+        "silomix-reproduce"
+    ),
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="At a time (else as many as there are cores).")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures here.")
+    ] = None,
+) -> None:
+    """Research: an experiment of the papers again, and which of its claims hold.
+
+    Writes a table (NAME.md), the figures (NAME.json) and a picture (NAME.png) into --out.  Trials
+    are kept there as they end: a run that was stopped goes on where it was, and a larger --trials
+    adds to those of before.  For example:
+
+        silomix reproduce loc --data mnist --trials 20
+    """
+    from os import environ
+
+    environ.setdefault("OMP_NUM_THREADS", "1")
+    from rich.console import Console
+
+    with failures():
+        from silomix.reproduce.experiment import Request
+        from silomix.reproduce.run import run_experiment, show_experiments
+
+        if name is None:
+            show_experiments(Console())
+            return
+        parts = tuple(part.split(",")) if part else ()
+        run_experiment(name, Request(data, trials, parts, out, processes), json, Console())
+
+
 def plan_study(
     records: Annotated[int, typer.Option(help="Records of each silo (of the smallest one).")],
     silos: Annotated[int, typer.Option(help="Hospitals.")],
@@ -233,7 +278,8 @@ def plan_study(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option(help="Algorithm of the study (silomix algorithms lists them).")
+        str,
+        typer.Option(help="Algorithm (silomix algorithms lists them); auto sets rounds and clip."),
     ] = "noisy-mb-sgd",
     sampling: Annotated[
         str, typer.Option(help="Batches: full, poisson or without-replacement.")

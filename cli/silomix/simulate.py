@@ -6,21 +6,17 @@ their differences say more than each alone.
 """
 
 import json
-import multiprocessing
-import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from math import sqrt
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.algorithms import auto
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.algorithms.seam import LOCAL_STEPS
 from silomix_core.federation import rehearsal
@@ -32,8 +28,9 @@ from silomix_core.update import Records
 from silomix.demo.data import load
 from silomix.demo.evaluate import error, majority_error, pooled_error
 from silomix.demo.goal import Goal
-from silomix.demo.tables import DemoData, Floats
+from silomix.demo.tables import DemoData
 from silomix.failures import Failure
+from silomix.trials import Spread, run_all
 
 _MOST_TRIALS = 100_000
 
@@ -61,6 +58,8 @@ class SimulateOptions:
     def check(self, task: Task) -> None:
         """Failure for what can be known to be wrong before anything runs."""
         for name in self.algorithms:
+            if name == auto.NAME:
+                continue
             if (reason := unfit(algorithm(name), task)) is not None:
                 raise Failure(reason)
         for epsilon in self.epsilons:
@@ -132,40 +131,25 @@ def _all_trials(options: SimulateOptions, console: Console) -> Iterable[Outcome]
         for epsilon in options.epsilons
         for name in options.algorithms
     ]
-    workers = min(options.processes or os.cpu_count() or 1, len(trials))
-    if workers == 1:
-        yield from (run_trial(options, trial) for trial in trials)
-        return
-    columns = (TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has a core of its own
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool:
-        waiting = [pool.submit(run_trial, options, trial) for trial in trials]
-        with Progress(*columns, console=console, transient=True) as progress:
-            shown = progress.add_task("", total=len(trials))
-            try:
-                for done in as_completed(waiting):
-                    progress.advance(shown)
-                    yield done.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    yield from run_all(partial(run_trial, options), trials, options.processes, console)
 
 
 def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     """One study on the split of this seed."""
     data, pooled = _split(options.data, options.label, options.silos, trial.seed, options.goal)
-    task, entry = data.task, algorithm(trial.algorithm)
+    task = data.task
+    asked = auto.Choice(trial.algorithm, options.rounds, options.clip, options.radius)
+    choice = auto.chosen(asked, task)
     target = PrivacyTarget(trial.epsilon, options.delta)
     participants = [Participant(len(silo), target) for silo in data.silos]
     try:
         made = rehearsal(
             task,
-            entry,
+            algorithm(choice.algorithm),
             participants,
-            rounds=options.rounds,
-            radius=options.radius,
-            clip=options.clip,
+            rounds=choice.rounds,
+            radius=choice.radius,
+            clip=choice.clip,
             ridge=options.ridge,
             asked=options.participants,
             local_steps=options.local_steps,
@@ -197,29 +181,20 @@ def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
                 for each in outcomes
                 if (each.trial.algorithm, each.trial.epsilon) == (name, epsilon)
             ]
-            errors = 100 * np.array([each.error for each in found])
-            excess = errors - 100 * np.array([each.pooled_error for each in found])
-            many = len(found) > 1
+            error = Spread.of([100 * each.error for each in found])
+            excess = Spread.of([100 * (each.error - each.pooled_error) for each in found])
             lines.append(
                 Line(
                     algorithm=name,
                     epsilon=epsilon,
                     rounds=found[0].rounds,
-                    error=float(errors.mean()),
-                    deviation=float(errors.std(ddof=1)) if many else None,
-                    excess=float(excess.mean()),
-                    excess_margin=_margin(excess) if many else None,
+                    error=error.mean,
+                    deviation=error.deviation,
+                    excess=excess.mean,
+                    excess_margin=excess.margin,
                 )
             )
     return lines
-
-
-def _margin(values: Floats) -> float:
-    """Half the width of a 95 % interval for the mean (Student's t)."""
-    from scipy.stats import t
-
-    spread = float(values.std(ddof=1)) / sqrt(len(values))
-    return float(t.ppf(0.975, len(values) - 1)) * spread
 
 
 def _table(

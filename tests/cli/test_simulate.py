@@ -134,7 +134,7 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
     ]
     for line in lines:
         assert 0 < line["error"] < 60
-        assert line["excess_margin"] > 0
+        assert line["excess_margin"] >= 0  # 0: both seeds have the same excess
     assert "one record replaced" in " ".join(result.output.split())
     assert (tmp_path / "sim.png").read_bytes().startswith(b"\x89PNG")
 

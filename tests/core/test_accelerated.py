@@ -66,10 +66,8 @@ def run(entry: Algorithm, known: Setting, noise: float, seed: int = 0) -> Floats
             return model
 
 
-# The heavy ball's largest step is for curvatures below 0.06: test_algorithms has it on its own.
 # Local updates do not ask for gradients: test_local_updates.
-ASKING = {name for name, entry in ALGORITHMS.items() if entry.local is None}
-STABLE = sorted(ASKING - {"noisy-mb-sgd", "one-pass-mb-sgd"})
+STABLE = sorted(name for name, entry in ALGORITHMS.items() if entry.local is None)
 LOCALIZED = [name for name in STABLE if name.startswith(("localized", "moreau", "convolution"))]
 
 

@@ -22,6 +22,7 @@ from silomix_client.config import MAIN
 from silomix_client.config import load as load_silo
 from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
+from silomix_core.algorithms import auto
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.study import Study
 from silomix_core.task import Task
@@ -117,9 +118,10 @@ def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
 def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
     """The privacy target and the data; whatever is wrong is found before anything is written."""
     try:
-        entry = algorithm(options.algorithm)
-        if options.local_steps is not None and not entry.takes_local_steps:
-            raise DemoFailed(f"--local-steps: {entry.name} has none to choose")
+        if options.algorithm != auto.NAME:
+            entry = algorithm(options.algorithm)
+            if options.local_steps is not None and not entry.takes_local_steps:
+                raise DemoFailed(f"--local-steps: {entry.name} has none to choose")
         target = PrivacyTarget(options.epsilon, options.delta)
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
@@ -131,12 +133,14 @@ def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
 
 
 def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Consortium:
+    asked = auto.Choice(options.algorithm, options.rounds, CLIP, options.goal.radius)
+    choice = auto.chosen(asked, data.task)
     choices = StudyChoices(
         name=f"{data.name} demo",
-        algorithm=options.algorithm,
-        rounds=options.rounds,
-        radius=options.goal.radius,
-        clip=CLIP,
+        algorithm=choice.algorithm,
+        rounds=choice.rounds,
+        radius=choice.radius,
+        clip=choice.clip,
         target=target,
         minimum_batch=options.minimum,
         deadline_s=DEADLINE_S,

@@ -2,14 +2,18 @@
 
 Lowy & Razaviyayn (2023), "Private federated learning without a trusted server", Algorithm 1, with
 the batches that the study names (full by default).  In its *one-pass* form (Thm 2.2) every record
-is used in one round only: as many disjoint phases as rounds.  Departures, both choices of weights
-that their Algorithm 1 leaves open or that are post-processing of the same reports: a heavy-ball
-average of the gradients (momentum 0.8), and the output is the average of the last half of the
-iterates.  The plain form has neither: the theorem's steps, an average in which later iterates count
-more.
+is used in one round only: as many disjoint phases as rounds.  Departures, all of them choices that
+their Algorithm 1 leaves open or post-processing of the same reports: a heavy-ball average of the
+gradients (momentum 0.8); the output is the average of the last three quarters of the iterates, of
+which the r-th counts r times; the step.  The plain form has none of them: the theorem's steps and
+an average of all iterates.
 
-Step size from public quantities only: with noise σ√(d/M) on the mean report, R steps of size η
-wander by about η·σ·√(dR/M); η makes that a fixed part of the diameter of W, and never exceeds 300.
+The step comes from public quantities: with noise σ√(d/M) on the mean report, R steps of size η
+wander by about η·σ·√(dR/M); η makes that half the radius of W, so that directions in which noise
+exceeds what a model of that size has to say are left early.  It starts at most at 8d/min(β, L), for
+records spread over all d directions.  Where they are not, the reports themselves tell: the step is
+cut to 4/h whenever two of them show, beyond their noise, a curvature h between the points that were
+asked.  (On a quadratic of curvature h the heavy ball diverges from 2(1 + 0.8)/(1 − 0.8)/h = 18/h.)
 """
 
 from math import sqrt
@@ -17,39 +21,73 @@ from math import sqrt
 import numpy as np
 
 from silomix_core.algorithms.geometry import Ball
-from silomix_core.algorithms.seam import Algorithm, AlgorithmPlan, Setting, Steps, ask
+from silomix_core.algorithms.seam import Algorithm, AlgorithmPlan, Point, Setting, Steps, ask
 from silomix_core.mechanism import Phase
 
 MOMENTUM = 0.8
-_LARGEST_STEP = 300.0
+_SPREAD = 8.0
+_SEEN = 4.0
+_CERTAIN = 3.0  # standard deviations
 
 
 def step_size(plan: AlgorithmPlan) -> float:
-    """η = min(D·√M/(σ·√(dR)), 300), D the diameter of W; σ ∝ √R makes this D·nμ√M/(2CR√d)."""
+    """η = min(½·radius·√M/(σ·√(dR)), 8d/min(β, L)), to begin with."""
     known = plan.setting
     noise = max(map(plan.noise, range(len(plan.phases))))
     wander = noise * sqrt(known.dimension * plan.rounds)
-    return min(known.diameter / wander, _LARGEST_STEP)
+    # a residual clipped at L changes by at most about L with the score (logistic: L(1 − L));
+    # a hinge, which has no β, by L times the density of scores at the kink
+    steepest = min(known.smoothness, known.lipschitz)
+    evenly = known.dimension / (steepest + known.ridge)
+    return min(known.radius / 2 / wander, _SPREAD * evenly)
 
 
 def noisy_mb_sgd(plan: AlgorithmPlan) -> Steps:
-    known, step = plan.setting, step_size(plan)
+    known, step, doubt = plan.setting, step_size(plan), _doubt(plan)
     ball = Ball(np.zeros(known.dimension), known.radius)
-    point = ball.center
+    point = model = ball.center
     velocity = np.zeros(known.dimension)
-    tail_sum, tail_count = np.zeros(known.dimension), 0
-    model = point
-    for index in range(plan.rounds):
+    last: tuple[Point, Point] | None = None
+    weights = 0
+    for number in range(1, plan.rounds + 1):
         gradient = yield from ask(known, point, model)
         if gradient is not None:
+            if last is not None and (seen := _curvature(last, (point, gradient), doubt)) > 0:
+                step = min(step, _SEEN / seen)
+            last = point, gradient
             velocity = MOMENTUM * velocity + (1 - MOMENTUM) * gradient
             point = ball.nearest(point - step * velocity)
-        if 2 * index >= plan.rounds - 1:
-            tail_sum, tail_count = tail_sum + point, tail_count + 1
-            model = tail_sum / tail_count
+        if 4 * number > plan.rounds:
+            weights += number
+            model = model + (point - model) * (number / weights)
         else:
             model = point
     return model
+
+
+def _curvature(before: tuple[Point, Point], now: tuple[Point, Point], doubt: float) -> float:
+    """What two points and their gradients surely show: no more than the true one, nearly always."""
+    moved, changed = now[0] - before[0], now[1] - before[1]
+    distance = float(np.linalg.norm(moved))
+    if not distance:
+        return 0.0
+    return float(moved @ changed) / distance**2 - _CERTAIN * doubt / distance
+
+
+def _doubt(plan: AlgorithmPlan) -> float:
+    """Standard deviation of the difference of two mean reports in one direction, at most.
+
+    From their noise, the batches, who takes part (`AlgorithmPlan.variance`) and, where phases
+    differ in their records, from that.
+    """
+    known, worst = plan.setting, 0.0
+    for index, phase in enumerate(plan.phases):
+        others = plan.variance(index) - (known.dimension - 1) * plan.noise(index) ** 2
+        if len(plan.phases) > 1:
+            batch = max(1, phase.records(known.records))
+            others += known.lipschitz**2 / (batch * known.participants)
+        worst = max(worst, others)
+    return sqrt(2 * worst)
 
 
 def plain_mb_sgd(plan: AlgorithmPlan) -> Steps:
@@ -87,8 +125,8 @@ def one_round_each(setting: Setting) -> tuple[Phase, ...]:
 
 ALGORITHM = Algorithm(
     name="noisy-mb-sgd",
-    summary="Noisy minibatch SGD with heavy ball, average of the last half",
-    theorem="Lowy & Razaviyayn 2023, Alg. 1; momentum and tail average are ours",
+    summary="Noisy minibatch SGD with heavy ball, steps that reports correct, weighted average",
+    theorem="Lowy & Razaviyayn 2023, Alg. 1; momentum, steps and average are ours",
     advice="The default: smooth or not, any ε; 60 rounds are enough.",
     start=noisy_mb_sgd,
     phases=every_round,

@@ -1,0 +1,1 @@
+"""`silomix reproduce`: the papers' experiments again, with what their claims come to."""
