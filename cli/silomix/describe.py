@@ -29,6 +29,7 @@ def describe_study(study: Study) -> str:
         f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}",
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records"
         + _asked(study),
+        *_check_ins(mechanism),
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
         f"a batch has at least {study.batching.minimum} reports",
         *_filled("gate", _gate(study)),
@@ -273,6 +274,17 @@ def _asked(study: Study) -> str:
     if study.participants == len(study.silos):
         return ""
     return f"; a round asks {study.participants} of them, drawn anew"
+
+
+def _check_ins(mechanism: Mechanism) -> list[str]:
+    if not any(phase.check_in for phase in mechanism.phases):
+        return []
+    return _filled(
+        "check-ins",
+        "a silo takes part in at most one round, which only it knows; in the others it sends a "
+        "report of the same size that says so to the server, who learns how many abstain in each "
+        "round, and not which of them",
+    )
 
 
 def _exceptions(study: Study) -> str:

@@ -22,6 +22,7 @@ from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.attendance import attend
 from silomix_core.federation import run_study
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant
@@ -186,8 +187,9 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
             Records(task.encode(silo.values), 2 * silo.labels - 1),
             task.loss,
             rng.bytes,
+            attend(mechanism, place, rng.bytes),
         )
-        for participant, silo in zip(participants, data.silos, strict=True)
+        for place, (participant, silo) in enumerate(zip(participants, data.silos, strict=True))
     ]
     model = run_study(entry, plan_of(setting, mechanism), mechanism, reporters, rng)
     return Outcome(trial, mechanism.rounds, error(model, data.holdout, task), pooled)

@@ -3,7 +3,8 @@
 The path from a record to a report.  Whether a query is answered depends on the approved study and
 the ledger, never on a record's value; every record passes the same arithmetic.  A round that was
 answered before is never computed again: its stored report goes out once more, sealed anew only if
-every mix stated that it abandoned the attempt before.
+every mix stated that it abandoned the attempt before.  In a round with check-ins a silo that
+abstains does all of this too, so that nobody on the way can tell.
 """
 
 from collections.abc import Callable
@@ -58,9 +59,10 @@ class StudyDesk:
             records,
             self.study.task.loss,
             stream_of(approval.partition),
+            approval.attendance,
         )
-        largest = self._reporter.largest_phase
-        self._pace = Pace(lambda: self._report(np.zeros(self._mechanism.dimension), largest))
+        longest = self._mechanism.first_round(self._reporter.largest_phase)
+        self._pace = Pace(lambda: self._report(np.zeros(self._mechanism.dimension), longest))
 
     def answer(self, asked: AskedRound) -> StoredReport:
         """The stored, charged report for this round; the same bytes if it was asked before."""
@@ -72,7 +74,7 @@ class StudyDesk:
         self._ledger.check(self._approval, descriptor.round)
         token = self._token(descriptor)
         with self._pace.kept():
-            report = self._report(point, self._mechanism.phase_of(descriptor.round))
+            report = self._report(point, descriptor.round)
         sealed = _seal(token + report, asked)
         entry = self._ledger.charge(self._approval, sealed, self._clock())
         logs.event("round_charged", round=descriptor.round, entry=entry.number, head=entry.short)
@@ -110,9 +112,12 @@ class StudyDesk:
             raise RefusedQuery("the token of this round was made with another key")
         return held.token.to_bytes()
 
-    def _report(self, point: NDArray[np.float64], phase: int) -> bytes:
+    def _report(self, point: NDArray[np.float64], round_number: int) -> bytes:
+        """The values of this round; if the silo abstains they are made too, and then left out."""
+        phase = self._mechanism.phase_of(round_number)
         values = self._reporter.values(point, phase, self._keystream())
-        return encode_report(values, self._mechanism)
+        takes_part = self._reporter.takes_part(round_number)
+        return encode_report(values, self._mechanism, takes_part=takes_part)
 
     def _point(self, descriptor: Descriptor, query: bytes) -> NDArray[np.float64]:
         """The point that is asked about, if the descriptor covers it and it lies in W."""

@@ -57,6 +57,7 @@ CREATE TABLE IF NOT EXISTS tallies (
 TABLES = ("entries", "studies", "answers", "tallies", "reports", "tokens")
 
 _Asked = tuple[Approval, int, tuple[int, int]]  # whether this round may be answered in that state
+_Decision = tuple[int, PrivacyEvent, bool]  # its phase, what it costs, whether the silo takes part
 
 
 class Ledger:
@@ -68,7 +69,7 @@ class Ledger:
         self._approvals = Approvals(self.database)
         self.reports = ReportStore(self.database, state / "reports")
         self.wallet = Wallet(self.database)
-        self._decided: tuple[_Asked, tuple[int, PrivacyEvent]] | None = None
+        self._decided: tuple[_Asked, _Decision] | None = None
         self.policy = policy
 
     @property
@@ -182,12 +183,12 @@ class Ledger:
     def charge(self, approval: Approval, report: StoredReport, now: datetime) -> chain.Entry:
         """Charge a round and store its report durably; nothing may be sent before this returns.
 
-        The token of the round is spent: it is in the report.
+        A round in which the silo abstains is answered, at no charge.  The token of the round is
+        spent: it is in the report.
         """
         descriptor = report.descriptor
         with self._storing(report):
-            phase, event = self._check(approval, descriptor.round)
-            entry = self._record(descriptor, phase, event, now)
+            entry = self._record(descriptor, self._check(approval, descriptor.round), now)
             self.wallet.forget(descriptor.study, descriptor.round)
         return entry
 
@@ -258,8 +259,8 @@ class Ledger:
             raise
         self.reports.delete_bodies(outdated)
 
-    def _check(self, approval: Approval, round_number: int) -> tuple[int, PrivacyEvent]:
-        """The phase and event of a round that may be answered now; otherwise raises.
+    def _check(self, approval: Approval, round_number: int) -> _Decision:
+        """What a round that may be answered now is; otherwise raises.
 
         Decided once for one state of the database: as long as nobody changed it, neither this
         process nor another, the answer is the same.
@@ -274,7 +275,7 @@ class Ledger:
         (others,) = self.database.execute("PRAGMA data_version").fetchone()
         return others, self.database.total_changes
 
-    def _decide(self, approval: Approval, round_number: int) -> tuple[int, PrivacyEvent]:
+    def _decide(self, approval: Approval, round_number: int) -> _Decision:
         study = approval.study
         if not self._approvals.is_open(study.identity):
             raise RefusedQuery("this study is closed here, or was never approved")
@@ -284,25 +285,31 @@ class Ledger:
         if round_number <= last:
             raise RefusedQuery(f"round {round_number} comes after round {last} was answered")
         phase, event = approval.event(round_number)
-        spent = self.spending(study.identity).with_round(phase, event)
-        if sum(count for _, count in spent.phases[phase]) > approval.mechanism.phases[phase].rounds:
+        spent, answers = self.spending(study.identity), approval.mechanism.phases[phase].answers
+        takes_part = approval.attendance.takes_part(round_number)
+        if takes_part and spent.rounds_of(phase) >= answers:
             raise BudgetExhausted(f"round {round_number} is one more than its phase has")
+        # As if it took part in any case: a refusal must not tell who does.
+        if spent.rounds_of(phase) < answers:
+            spent = spent.with_round(phase, event)
         budget = self._budget(approval.population)
         if not budget.holds(self._spent_on_others(approval) + spent.loss(budget)):
             raise BudgetExhausted(
                 f"round {round_number} would exceed your policy's {_named(budget)}"
             )
-        return phase, event
+        return phase, event, takes_part
 
-    def _record(
-        self, descriptor: Descriptor, phase: int, event: PrivacyEvent, now: datetime
-    ) -> chain.Entry:
-        """Write the charge into the chain and into the sums that are read every round."""
+    def _record(self, descriptor: Descriptor, decided: _Decision, now: datetime) -> chain.Entry:
+        """Write the round into the chain and into the sums that are read every round.
+
+        Who abstains writes the same rows, and adds nothing to the sum.
+        """
+        phase, event, takes_part = decided
         line = event_line(event)
         entry = chain.append(
             self.database,
             {
-                "kind": "charge",
+                "kind": "charge" if takes_part else "abstention",
                 "at": now.isoformat(),
                 "study": descriptor.study.hex(),
                 "round": descriptor.round,
@@ -313,8 +320,14 @@ class Ledger:
             },
         )
         self.database.execute(
-            "INSERT INTO tallies VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1",
-            (descriptor.study, phase, json.dumps(line, sort_keys=True)),
+            "INSERT INTO tallies VALUES (:study, :phase, :event, :times) "
+            "ON CONFLICT DO UPDATE SET count = count + :times",
+            {
+                "study": descriptor.study,
+                "phase": phase,
+                "event": json.dumps(line, sort_keys=True),
+                "times": int(takes_part),
+            },
         )
         self.database.execute(
             "INSERT INTO answers VALUES (?, ?, ?, ?, ?)",

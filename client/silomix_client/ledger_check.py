@@ -2,8 +2,9 @@
 
 Checks the hash chain; that every approval's plan is what its study file asks for; that every
 charge is of an approved, open study, for a later round than the one before, and costs what that
-plan says; and that the sums and stored answers which the silo reads every round are those of the
-chain.  Nothing is taken from the code that wrote it but the formats.
+plan says; that rounds without a charge are those in which the silo had to abstain; and that the
+sums and stored answers which the silo reads every round are those of the chain.  Nothing is taken
+from the code that wrote it but the formats.
 """
 
 import json
@@ -13,6 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from silomix_core.attendance import Attendance
 from silomix_core.study import StudyId
 from silomix_proto import round_pb2
 from silomix_protocol.descriptor import RefusedDescriptor, check
@@ -42,6 +44,7 @@ class _Story:
     """What the chain has told so far."""
 
     plans: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    attendances: dict[str, Attendance] = field(default_factory=dict)  # of open studies
     populations: dict[str, str] = field(default_factory=dict)
     approved: dict[str, int] = field(default_factory=dict)
     closed: dict[str, int] = field(default_factory=dict)
@@ -86,8 +89,8 @@ def _read(entry: Entry, story: _Story, ledger: Ledger) -> None:
     try:
         if body["kind"] == "approval":
             _read_approval(entry, story, ledger)
-        elif body["kind"] == "charge":
-            _read_charge(entry, story)
+        elif body["kind"] in ("charge", "abstention"):
+            _read_answer(entry, story)
         elif body["kind"] == "close":
             story.closed[body["study"]] = entry.number
         else:
@@ -107,12 +110,14 @@ def _read_approval(entry: Entry, story: _Story, ledger: Ledger) -> None:
         raise LedgerBroken("the study's split into phases was changed")
     if not approval.closed and not is_plan_of(body["plan"], approval):
         raise LedgerBroken("the recorded plan is not what the study asks for")
+    if not approval.closed:
+        story.attendances[body["study"]] = approval.attendance
     story.plans[body["study"]] = body["plan"]
     story.populations[body["study"]] = body["population"]
     story.approved[body["study"]] = entry.number
 
 
-def _read_charge(entry: Entry, story: _Story) -> None:
+def _read_answer(entry: Entry, story: _Story) -> None:
     body = entry.body
     study, number, phase = body["study"], body["round"], body["phase"]
     if study not in story.plans or study in story.closed:
@@ -122,8 +127,12 @@ def _read_charge(entry: Entry, story: _Story) -> None:
     event, rounds = planned_event(story.plans[study], phase)
     if event_of(body["event"]) != event:
         raise LedgerBroken("the charge is not the event that was agreed to")
+    takes_part = body["kind"] == "charge"
+    attendance = story.attendances.get(study)
+    if attendance is not None and attendance.takes_part(number) != takes_part:
+        raise LedgerBroken("the silo took part in another round than its check-in says")
     line = json.dumps(body["event"], sort_keys=True)
-    story.tallies[study, phase, line] += 1
+    story.tallies[study, phase, line] += takes_part
     if story.tallies[study, phase, line] > rounds:
         raise LedgerBroken("more rounds than the phase has")
     story.last[study] = number

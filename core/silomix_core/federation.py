@@ -7,10 +7,10 @@ that anybody can repeat protects nobody.
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Point
 from silomix_core.mechanism import Mechanism
+from silomix_core.noise import discrete_gaussian
 from silomix_core.reporting import Reporter
 
 
@@ -24,18 +24,24 @@ def run_study(
 ) -> Point:
     """The model after all rounds; `advance` is given the model so far after each.
 
-    Each round asks as many silos as the setting says, drawn anew.
+    Each round asks as many silos as the setting says, drawn anew; with check-ins, those of them
+    answer that chose this round.
     """
     steps = algorithm.start(plan)
     query = next(steps)
     asked = plan.setting.participants
     for number in range(1, mechanism.rounds + 1):
         phase = mechanism.phase_of(number)
-        total: NDArray[np.int64] = np.zeros(mechanism.dimension, dtype=np.int64)
-        for index in rng.choice(len(reporters), asked, replace=False):
-            total += reporters[index].values(query.point, phase, rng.bytes)
+        chosen = [reporters[each] for each in rng.choice(len(reporters), asked, replace=False)]
+        coming = [reporter for reporter in chosen if reporter.takes_part(number)]
+        reports = [reporter.values(query.point, phase, rng.bytes) for reporter in coming]
+        check_in = mechanism.phases[phase].check_in
+        if check_in is not None and check_in.lone:
+            dummy = discrete_gaussian(mechanism.dimension, rng.bytes)
+            reports = [reports[rng.integers(len(reports))] if reports else dummy]
+        total = sum(reports, np.zeros(mechanism.dimension, dtype=np.int64))
         try:
-            query = steps.send(Aggregate.of(total, asked, mechanism.grids[phase]))
+            query = steps.send(Aggregate.of(total, len(reports), mechanism.grids[phase]))
         except StopIteration as end:
             model: Point = end.value
             advance(model)

@@ -59,17 +59,44 @@ class Minibatch:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckIn:
+    """A silo takes part in at most one round of a phase, and only it knows in which.
+
+    With `probability` it picks a slot of its window, all alike, else none.  The window is the whole
+    phase; with `sliding`, the silo at place j (from 0) of the roster has that many slots, and in
+    round r of the phase those at places r − 1, …, r + sliding − 2 may be there.  `lone`: of the
+    reports of a round the server uses one, chosen at random, or noise alone if there is none.
+    """
+
+    probability: float = 1.0
+    sliding: int | None = None
+    lone: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise ValueError(f"a check-in's probability must be above 0, got {self.probability}")
+        if self.sliding is not None and self.sliding < 1:
+            raise ValueError(f"a sliding window has at least one slot, got {self.sliding}")
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
     """`rounds` consecutive rounds that use the same share of the records, and no other phase's."""
 
     rounds: int
     share: float = 1.0
+    check_in: CheckIn | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"a phase has at least one round, got {self.rounds}")
         if not 0 < self.share <= 1:
             raise ValueError(f"a phase's share must be above 0 and at most 1, got {self.share}")
+
+    @property
+    def answers(self) -> int:
+        """Rounds in which a silo sends something about its records: the privacy events."""
+        return self.rounds if self.check_in is None else 1
 
     def records(self, all_records: int) -> int:
         return floor(self.share * all_records * (1 + 1e-12))
@@ -162,6 +189,10 @@ class Mechanism:
                 return index
         raise ValueError(f"round {round_number} is beyond the {last} rounds of the study")
 
+    def first_round(self, phase: int) -> int:
+        """The first round (counted from 1) of a phase."""
+        return 1 + sum(each.rounds for each in self.phases[:phase])
+
     def sigma(self, phase: int = 0) -> float:
         """Standard deviation of the noise on each coordinate of a report."""
         return self.grids[phase] * SIGMA_UNITS
@@ -198,6 +229,12 @@ class Mechanism:
         moved = 2 * self.clip * self.units_per_sum(participant, phase)
         return moved + _rounding(self.minibatch, self.dimension)
 
+    def whole_silo_units(self, participant: Participant, phase: int = 0) -> float:
+        """L2 distance, in grid units, by which replacing *all* its records can move the report."""
+        fullest = 1 / self.minibatch.ratio if self.minibatch.scheme is Scheme.POISSON else 1.0
+        moved = 2 * self.clip * fullest * participant.weight / self.grids[phase]
+        return moved + _rounding(self.minibatch, self.dimension)
+
     def event(self, participant: Participant, phase: int = 0) -> PrivacyEvent:
         """What one answered round costs this silo."""
         return PrivacyEvent(
@@ -211,7 +248,7 @@ class Mechanism:
     def transcripts(self, participant: Participant) -> tuple[Transcript, ...]:
         """What a record of each phase goes through in a whole study."""
         return tuple(
-            ((self.event(participant, index), phase.rounds),)
+            ((self.event(participant, index), phase.answers),)
             for index, phase in enumerate(self.phases)
         )
 
@@ -259,11 +296,11 @@ def _grid(
             f"a silo of {participant.records} records has none left for a phase of "
             f"{phase.share:.3g} of them and batches of {batch.ratio:.3g}; use fewer phases"
         )
-    mu = largest_mu(target, batch.scheme, batch.ratio, phase.rounds, dimension)
+    mu = largest_mu(target, batch.scheme, batch.ratio, phase.answers, dimension)
     allowed = mu * SIGMA_UNITS - _rounding(batch, dimension)
     if allowed <= 0:
         raise CalibrationImpossible(
-            f"epsilon={target.epsilon} over {phase.rounds} rounds leaves no room for "
+            f"epsilon={target.epsilon} over {phase.answers} rounds leaves no room for "
             f"{dimension} coordinates; use a larger epsilon or fewer rounds"
         )
     return 2 * clip * participant.weight / size / allowed

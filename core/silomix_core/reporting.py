@@ -3,11 +3,13 @@
 Stands between the frozen snapshot and the bytes of a report; the silo's process and a simulation
 in one process use the same.  Which records belong to which phase is drawn once, from the secret of
 the approval; which of them take part in a round, and the noise, from the random bytes of the round.
+Whether the silo itself takes part in a round changes nothing about how its values are made.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silomix_core.attendance import Attendance
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.minibatches import draw, partition
@@ -27,8 +29,13 @@ class Reporter:
         records: Records,
         loss_name: LossName,
         phase_bytes: RandomBytes,
+        attendance: Attendance | None = None,
     ) -> None:
+        """Without an attendance the silo takes part in every round, which check-ins forbid."""
+        if attendance is None and any(phase.check_in for phase in mechanism.phases):
+            raise ValueError("a study with check-ins needs to know when this silo takes part")
         self._mechanism, self._participant = mechanism, participant
+        self._attendance = attendance or Attendance(mechanism, {})
         self._sums = [
             ClippedSum(each, loss(loss_name), mechanism.clip)
             for each in _by_phase(mechanism, records, phase_bytes)
@@ -37,6 +44,9 @@ class Reporter:
     @property
     def largest_phase(self) -> int:
         return max(range(len(self._sums)), key=lambda phase: len(self._sums[phase]))
+
+    def takes_part(self, round_number: int) -> bool:
+        return self._attendance.takes_part(round_number)
 
     def values(self, point: Floats, phase: int, random_bytes: RandomBytes) -> NDArray[np.int64]:
         """The integers of a report about this point."""

@@ -135,7 +135,8 @@ class Coordinator:
         line: dict[str, object] = {
             "round": number,
             "asked": outcome.asked,
-            "accepted": outcome.result.reports,
+            "accepted": outcome.accepted,
+            "abstained": outcome.abstained,
             "dropped": outcome.dropped,
             "injected": outcome.injected,
             "repeated": outcome.repeated,
@@ -148,5 +149,9 @@ class Coordinator:
             line |= self._holdout.score(query.model)
         append_progress(self._config.state, line)
         logs.event(
-            "round_closed", round=number, accepted=outcome.result.reports, asked=outcome.asked
+            "round_closed",
+            round=number,
+            accepted=outcome.accepted,
+            abstained=outcome.abstained,
+            asked=outcome.asked,
         )

@@ -35,6 +35,8 @@ SMALL = SimulateOptions(
 def test_every_algorithm_learns_something(name: str) -> None:
     """The commoner label is wrong for 37 of 100; the same seed gives the same model."""
     options = replace(SMALL, rounds=60 if "one-pass" in name else 200)
+    if "check-ins" in name:  # a silo gives one report in all
+        options = replace(options, silos=20)
     first, again = (run_trial(options, Trial(name, 50.0, 3)) for _ in range(2))
     assert first == again
     assert first.rounds <= options.rounds

@@ -1,6 +1,6 @@
 """The algorithms that a study can name."""
 
-from silomix_core.algorithms import accelerated, localized, noisy_mb_sgd
+from silomix_core.algorithms import accelerated, check_ins, localized, noisy_mb_sgd
 from silomix_core.algorithms.seam import Algorithm
 
 _ALL = (
@@ -13,6 +13,9 @@ _ALL = (
     localized.MB_SGD,
     localized.ACCELERATED,
     localized.SUBGRADIENT,
+    check_ins.FIXED,
+    check_ins.AVERAGED,
+    check_ins.SLIDING,
 )
 ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 

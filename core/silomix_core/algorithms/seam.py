@@ -30,7 +30,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """The mean of the accepted reports of one round, and how many they were."""
+    """The mean of the accepted reports of one round, and how many they were.
+
+    Of none, it is 0: in a round with check-ins nobody may have come.
+    """
 
     gradient: Point
     reports: int
@@ -38,7 +41,7 @@ class Aggregate:
     @classmethod
     def of(cls, total: NDArray[np.int64], reports: int, grid: float) -> "Aggregate":
         """From the sum of the reports' integers."""
-        return cls(total.astype(np.float64) * (grid / reports), reports)
+        return cls(total.astype(np.float64) * (grid / max(reports, 1)), reports)
 
 
 Steps = Generator[Query, Aggregate | None, Point]

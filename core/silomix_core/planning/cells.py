@@ -163,7 +163,7 @@ def _paper_sigma(mechanism: Mechanism, participant: Participant, phase: Phase) -
     """A phase of one round uses every record at most once: there the one-pass formula holds."""
     records, target = phase.records(participant.records), participant.target
     batch = int(mechanism.minibatch.size(records))
-    if phase.rounds == 1:
+    if phase.answers == 1:
         return one_pass_sigma(
             lipschitz=mechanism.clip, batch=batch, epsilon=target.epsilon, delta=target.delta
         )
@@ -171,7 +171,7 @@ def _paper_sigma(mechanism: Mechanism, participant: Participant, phase: Phase) -
         lipschitz=mechanism.clip,
         records=records,
         batch=batch,
-        rounds=phase.rounds,
+        rounds=phase.answers,
         epsilon=target.epsilon,
         delta=target.delta,
     )
