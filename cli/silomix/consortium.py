@@ -39,6 +39,7 @@ class StudyChoices:
     gate: bool = True
     tokens: bool = True
     participants: int | None = None  # silos that a round asks; all unless given
+    held_out: float | None = None  # share of the records that evaluates the final model
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "gate": choices.gate,
             "tokens": choices.tokens,
         },
-    }
+    } | ({"evaluation": {"share": choices.held_out}} if choices.held_out else {})
 
 
 def _party(

@@ -30,6 +30,7 @@ def describe_study(study: Study) -> str:
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records"
         + _asked(study),
         *_check_ins(mechanism),
+        *_evaluation(study),
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
         f"a batch has at least {study.batching.minimum} reports",
         *_filled("gate", _gate(study)),
@@ -284,6 +285,17 @@ def _check_ins(mechanism: Mechanism) -> list[str]:
         "a silo takes part in at most one round, which only it knows; in the others it sends a "
         "report of the same size that says so to the server, who learns how many abstain in each "
         "round, and not which of them",
+    )
+
+
+def _evaluation(study: Study) -> list[str]:
+    if not study.held_out:
+        return []
+    return _filled(
+        "evaluation",
+        f"{100 * study.held_out:g} % of each silo's records, drawn in secret, are kept from "
+        "training; a last round asks how many of them the final model gets right, in a report "
+        "with noise like any other",
     )
 
 

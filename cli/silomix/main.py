@@ -72,6 +72,13 @@ def demo(
     participants: Annotated[
         int | None, typer.Option(min=2, help="Silos that a round asks, drawn anew (else all).")
     ] = None,
+    evaluation: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of each silo's records that is held out and, with noise, evaluates the "
+            "final model (else none)."
+        ),
+    ] = None,
     minimum_batch: Annotated[
         int | None,
         typer.Option(min=1, help="Fewest reports that a batch may have (else 80 % of the silos)."),
@@ -106,6 +113,7 @@ def demo(
             label=label,
             seed=seed,
             participants=participants,
+            evaluation=evaluation,
             minimum_batch=minimum_batch,
             gate=gate,
             tokens=tokens,

@@ -112,6 +112,13 @@ def simulate(
     radius: Annotated[float, typer.Option(help="Of the ball that the model is kept in.")] = 50.0,
     ridge: Annotated[float, typer.Option(help="Of the public term ridge/2·‖w‖².")] = 0.0,
     loss: Annotated[str, typer.Option(help="logistic or hinge.")] = "logistic",
+    evaluation: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of each silo's records that is held out and, with noise, evaluates the "
+            "final model (else none)."
+        ),
+    ] = None,
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
@@ -159,6 +166,7 @@ def simulate(
             radius=radius,
             ridge=ridge,
             loss=loss,
+            evaluation=evaluation,
             seeds=seeds,
             processes=processes,
             json=json,

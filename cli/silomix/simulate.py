@@ -23,11 +23,12 @@ from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.attendance import attend
-from silomix_core.federation import run_study
+from silomix_core.evaluation import Evaluation
+from silomix_core.federation import evaluated_study
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.reporting import Reporter
-from silomix_core.setting import plan_of, setting_of
+from silomix_core.setting import phases_of, plan_of, setting_of
 from silomix_core.update import Records
 
 from silomix.demo.data import load
@@ -52,6 +53,7 @@ class SimulateOptions:
     radius: float
     ridge: float
     loss: str
+    evaluation: float | None  # share of the silos' records that is held out
     seeds: int
     processes: int | None
     json: Path | None
@@ -67,6 +69,8 @@ class SimulateOptions:
                 raise Failure(f"{name} needs a loss without kinks, {self.loss} has one")
         for epsilon in self.epsilons:
             PrivacyTarget(epsilon, self.delta)
+        if self.evaluation is not None and not 0.01 <= self.evaluation <= 0.99:
+            raise Failure(f"--evaluation {self.evaluation}: use a share from 0.01 to 0.99")
         if self.participants is not None and not 1 <= self.participants <= self.silos:
             raise Failure(f"--participants {self.participants}: use 1 to {self.silos}, the silos")
         trials = len(self.algorithms) * len(self.epsilons) * self.seeds
@@ -86,12 +90,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a trial: the hold-out error of its model and of the pooled one."""
+    """What came of a trial: the hold-out error of its model and of the pooled one.
+
+    `evaluation` is what the silos' own held-out records say of it, with noise.
+    """
 
     trial: Trial
     rounds: int
     error: float
     pooled_error: float
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,8 @@ class Line:
     deviation: float | None
     excess: float  # over the pooled model of the same seed
     excess_margin: float | None  # half the width of its 95 % interval
+    evaluated_error: float | None = None  # by the silos' held-out records, mean over seeds
+    evaluated_noise: float | None = None  # standard deviation of the noise in one such error
 
 
 def run_simulation(options: SimulateOptions, console: Console) -> list[Line]:
@@ -168,13 +178,14 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
         clip=options.clip,
         ridge=options.ridge,
         asked=options.participants,
+        held_out=options.evaluation or 0.0,
     )
     try:
         mechanism = Mechanism.calibrate(
             participants,
             clip=options.clip,
             dimension=task.dimension,
-            phases=entry.phases(setting),
+            phases=phases_of(entry, setting, options.evaluation or 0.0),
         )
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
@@ -191,8 +202,9 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
         )
         for place, (participant, silo) in enumerate(zip(participants, data.silos, strict=True))
     ]
-    model = run_study(entry, plan_of(setting, mechanism), mechanism, reporters, rng)
-    return Outcome(trial, mechanism.rounds, error(model, data.holdout, task), pooled)
+    result = evaluated_study(entry, plan_of(setting, mechanism), mechanism, reporters, rng)
+    found = error(result.model, data.holdout, task)
+    return Outcome(trial, mechanism.rounds, found, pooled, result.evaluation)
 
 
 @lru_cache(maxsize=4)
@@ -213,6 +225,7 @@ def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
             errors = 100 * np.array([each.error for each in found])
             excess = errors - 100 * np.array([each.pooled_error for each in found])
             many = len(found) > 1
+            told = [each.evaluation for each in found if each.evaluation is not None]
             lines.append(
                 Line(
                     algorithm=name,
@@ -222,9 +235,16 @@ def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
                     deviation=float(errors.std(ddof=1)) if many else None,
                     excess=float(excess.mean()),
                     excess_margin=_margin(excess) if many else None,
+                    evaluated_error=_percent(each.error for each in told),
+                    evaluated_noise=_percent(each.standard_error for each in told),
                 )
             )
     return lines
+
+
+def _percent(shares: Iterable[float]) -> float | None:
+    known = list(shares)
+    return 100 * float(np.mean(known)) if known else None
 
 
 def _margin(values: Floats) -> float:
@@ -247,18 +267,24 @@ def _table(
         f"{100 * majority:.2f}.  ε: one record replaced, whole transcript of a silo, against "
         "everybody else",
     )
-    for column in ("algorithm", "ε", "rounds", "error ± sd", "over pooled, 95 %"):
+    columns = ["algorithm", "ε", "rounds", "error ± sd", "over pooled, 95 %"]
+    if options.evaluation is not None:
+        columns.append("by the silos ± noise")
+    for column in columns:
         table.add_column(column, justify="left" if column == "algorithm" else "right")
     for line in lines:
         spread = "" if line.deviation is None else f" ± {line.deviation:.2f}"
         margin = "" if line.excess_margin is None else f" ± {line.excess_margin:.2f}"
-        table.add_row(
+        cells = [
             line.algorithm,
             f"{line.epsilon:g}",
             str(line.rounds),
             f"{line.error:.2f}{spread}",
             f"{line.excess:+.2f}{margin}",
-        )
+        ]
+        if line.evaluated_error is not None:
+            cells.append(f"{line.evaluated_error:.2f} ± {line.evaluated_noise:.2f}")
+        table.add_row(*cells)
     return table
 
 

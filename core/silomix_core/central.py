@@ -185,7 +185,8 @@ def _one_record(mechanism: Mechanism, participant: Participant) -> bool:
     A Poisson batch of expected size 1 may hold several.
     """
     sizes = {
-        mechanism.minibatch.size(phase.records(participant.records)) for phase in mechanism.phases
+        mechanism.batch(index).size(phase.records(participant.records))
+        for index, phase in enumerate(mechanism.phases)
     }
     return mechanism.minibatch.scheme is not Scheme.POISSON and sizes == {1.0}
 

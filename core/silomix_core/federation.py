@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Point
+from silomix_core.evaluation import Result, study_steps
 from silomix_core.mechanism import Mechanism
 from silomix_core.noise import discrete_gaussian
 from silomix_core.reporting import Reporter
@@ -22,12 +23,24 @@ def run_study(
     rng: np.random.Generator,
     advance: Callable[[Point], None] = lambda _: None,
 ) -> Point:
+    """The model after all rounds: `evaluated_study` without what it says of it."""
+    return evaluated_study(algorithm, plan, mechanism, reporters, rng, advance).model
+
+
+def evaluated_study(
+    algorithm: Algorithm,
+    plan: AlgorithmPlan,
+    mechanism: Mechanism,
+    reporters: Sequence[Reporter],
+    rng: np.random.Generator,
+    advance: Callable[[Point], None] = lambda _: None,
+) -> Result:
     """The model after all rounds; `advance` is given the model so far after each.
 
     Each round asks as many silos as the setting says, drawn anew; with check-ins, those of them
     answer that chose this round.
     """
-    steps = algorithm.start(plan)
+    steps = study_steps(algorithm, plan, mechanism)
     query = next(steps)
     asked = plan.setting.participants
     for number in range(1, mechanism.rounds + 1):
@@ -43,8 +56,8 @@ def run_study(
         try:
             query = steps.send(Aggregate.of(total, len(reports), mechanism.grids[phase]))
         except StopIteration as end:
-            model: Point = end.value
-            advance(model)
-            return model
+            result: Result = end.value
+            advance(result.model)
+            return result
         advance(query.model)
     raise ValueError(f"{algorithm.name} asks more than its {mechanism.rounds} rounds")

@@ -6,9 +6,10 @@ A silo's answer to a query is
                                                                →  + discrete Gaussian noise
 
 Its records are split into phases once; a round belongs to one phase and uses a batch of that
-phase's records.  From clip, batch, phases, dimension and every silo's (records, weight, ε, δ)
-follow sensitivity, grid, noise and the events that a ledger charges.  Nobody can type a σ or a
-sensitivity next to a clip.
+phase's records.  (In the phase that evaluates, the mean is of what its records say of a model.)
+From clip, batch, phases, dimension and every silo's (records, weight, ε, δ) follow sensitivity,
+grid, noise and the events that a ledger charges.  Nobody can type a σ or a sensitivity next to a
+clip.
 
 Neighbouring data sets: one record replaced by another, the number of records being public.
 Guarantee: inter-silo record-level DP (Gao, Lowy, Zhou, Wright 2024, Def. 1.2): it holds for the
@@ -17,6 +18,7 @@ whole transcript of a silo, against the server, all mixes and all other silos to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from math import ceil, floor, isfinite, sqrt
 
@@ -33,6 +35,8 @@ from silomix_core.noise import LARGEST_NOISE, SIGMA_UNITS
 # neighbouring pair; 2⁻⁸ covers the float64 product before it (see `update.to_grid`).
 _ROUNDING = 1 + 2.0**-8
 _LARGEST_SIGNAL = 2**43  # grid units; beyond it that product would lose bits
+# A held-out record says a vector of entries that are not negative and of norm at most 1.
+_LARGEST_SAYING, _SAYINGS_APART = 1.0, sqrt(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,13 @@ class CheckIn:
             raise ValueError(f"a sliding window has at least one slot, got {self.sliding}")
 
 
+class Kind(Enum):
+    """What the reports of a phase hold."""
+
+    TRAINING = "training"  # a mean of clipped gradients
+    EVALUATION = "evaluation"  # a mean of what held-out records say of the model, never a batch
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """`rounds` consecutive rounds that use the same share of the records, and no other phase's."""
@@ -86,6 +97,7 @@ class Phase:
     rounds: int
     share: float = 1.0
     check_in: CheckIn | None = None
+    kind: Kind = Kind.TRAINING
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -143,6 +155,8 @@ class Mechanism:
             raise ValueError("a mechanism needs at least one phase, and one grid for each")
         if sum(phase.share for phase in self.phases) > 1 + 1e-9:
             raise ValueError("the phases' shares of the records sum to more than 1")
+        if any(phase.kind is Kind.EVALUATION for phase in self.phases[:-1]):
+            raise ValueError("only the last phase can evaluate")
         if not self._fits_floats():
             raise CalibrationImpossible(
                 f"a clip of {self.clip:.3g} and batches of {self.minibatch.ratio:.3g} need steps "
@@ -193,6 +207,10 @@ class Mechanism:
         """The first round (counted from 1) of a phase."""
         return 1 + sum(each.rounds for each in self.phases[:phase])
 
+    def batch(self, phase: int = 0) -> Minibatch:
+        """What a round of this phase uses of its records."""
+        return _batch(self.phases[phase], self.minibatch)
+
     def sigma(self, phase: int = 0) -> float:
         """Standard deviation of the noise on each coordinate of a report."""
         return self.grids[phase] * SIGMA_UNITS
@@ -201,7 +219,12 @@ class Mechanism:
     def largest_signal(self) -> int:
         """Bound on a coordinate of the mean, in grid units, before noise."""
         fullest = 1 / self.minibatch.ratio if self.minibatch.scheme is Scheme.POISSON else 1.0
-        return ceil(self.clip * self.heaviest * fullest / min(self.grids)) + 1
+        longest = self.clip * self.heaviest * fullest
+        if self.phases[-1].kind is not Kind.EVALUATION:
+            return ceil(longest / min(self.grids)) + 1
+        *training, last = self.grids
+        said = ceil(_LARGEST_SAYING * self.heaviest / last) + 1
+        return max(said, ceil(longest / min(training)) + 1) if training else said
 
     @property
     def largest_value(self) -> int:
@@ -217,7 +240,7 @@ class Mechanism:
 
     def units_per_sum(self, participant: Participant, phase: int = 0) -> float:
         """What the sum of clipped gradients is multiplied by to become a mean in grid units."""
-        size = self.minibatch.size(self.phases[phase].records(participant.records))
+        size = self.batch(phase).size(self.phases[phase].records(participant.records))
         return participant.weight / (size * self.grids[phase])
 
     def sensitivity_units(self, participant: Participant, phase: int = 0) -> float:
@@ -226,8 +249,9 @@ class Mechanism:
         For Poisson batches, twice what adding one record can: there the other end is the batch
         without it.
         """
-        moved = 2 * self.clip * self.units_per_sum(participant, phase)
-        return moved + _rounding(self.minibatch, self.dimension)
+        apart = _apart(self.phases[phase], self.clip)
+        moved = apart * self.units_per_sum(participant, phase)
+        return moved + _rounding(self.batch(phase), self.dimension)
 
     def whole_silo_units(self, participant: Participant, phase: int = 0) -> float:
         """L2 distance, in grid units, by which replacing *all* its records can move the report."""
@@ -238,8 +262,8 @@ class Mechanism:
     def event(self, participant: Participant, phase: int = 0) -> PrivacyEvent:
         """What one answered round costs this silo."""
         return PrivacyEvent(
-            scheme=self.minibatch.scheme,
-            ratio=self.minibatch.ratio,
+            scheme=self.batch(phase).scheme,
+            ratio=self.batch(phase).ratio,
             sensitivity=self.sensitivity_units(participant, phase),
             noise=SIGMA_UNITS,
             samples=self.dimension,
@@ -260,6 +284,15 @@ class Mechanism:
         delta = participant.target.delta if delta is None else delta
         transcripts = set(self.transcripts(participant))  # most phases are alike
         return max(epsilon_of(transcript, delta) for transcript in transcripts)
+
+
+def _batch(phase: Phase, minibatch: Minibatch) -> Minibatch:
+    return Minibatch() if phase.kind is Kind.EVALUATION else minibatch
+
+
+def _apart(phase: Phase, clip: float) -> float:
+    """How far apart what two records contribute can be."""
+    return _SAYINGS_APART if phase.kind is Kind.EVALUATION else 2 * clip
 
 
 def _rounding(batch: Minibatch, dimension: int) -> float:
@@ -289,6 +322,7 @@ def _grid(
     participant: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
 ) -> float:
     """The grid that this participant needs: `sensitivity_units` solved for it."""
+    batch = _batch(phase, batch)
     target, records = participant.target, phase.records(participant.records)
     size = batch.size(records)
     if records < 1 or size <= 0:
@@ -303,4 +337,4 @@ def _grid(
             f"epsilon={target.epsilon} over {phase.answers} rounds leaves no room for "
             f"{dimension} coordinates; use a larger epsilon or fewer rounds"
         )
-    return 2 * clip * participant.weight / size / allowed
+    return _apart(phase, clip) * participant.weight / size / allowed

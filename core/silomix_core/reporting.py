@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.attendance import Attendance
+from silomix_core.evaluation import ConfusionSum
 from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.mechanism import Kind, Mechanism, Participant
 from silomix_core.minibatches import draw, partition
 from silomix_core.noise import RandomBytes, discrete_gaussian
 from silomix_core.update import ClippedSum, Records, to_grid
@@ -37,8 +38,12 @@ class Reporter:
         self._mechanism, self._participant = mechanism, participant
         self._attendance = attendance or Attendance(mechanism, {})
         self._sums = [
-            ClippedSum(each, loss(loss_name), mechanism.clip)
-            for each in _by_phase(mechanism, records, phase_bytes)
+            ConfusionSum(each)
+            if phase.kind is Kind.EVALUATION
+            else ClippedSum(each, loss(loss_name), mechanism.clip)
+            for phase, each in zip(
+                mechanism.phases, _by_phase(mechanism, records, phase_bytes), strict=True
+            )
         ]
 
     @property
@@ -51,7 +56,7 @@ class Reporter:
     def values(self, point: Floats, phase: int, random_bytes: RandomBytes) -> NDArray[np.int64]:
         """The integers of a report about this point."""
         mechanism, clipped_sum = self._mechanism, self._sums[phase]
-        batch = draw(mechanism.minibatch, len(clipped_sum), random_bytes)
+        batch = draw(mechanism.batch(phase), len(clipped_sum), random_bytes)
         mean = to_grid(
             clipped_sum.at(point, batch), mechanism.units_per_sum(self._participant, phase)
         )

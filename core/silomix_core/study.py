@@ -16,10 +16,11 @@ from typing import NewType
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.algorithms.seam import AlgorithmPlan, Setting
+from silomix_core.evaluation import CELLS
 from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
 from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
-from silomix_core.setting import plan_of, setting_of
+from silomix_core.setting import phases_of, plan_of, setting_of
 from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -28,6 +29,7 @@ _MOST_RECORDS = 100_000_000  # 2²⁷ integer gradients of 2³⁶ would overflow
 # Far beyond any use; what lies further makes grids vanish and calibrations take hours, which
 # the author of a study file could inflict on everybody who looks at it.
 _LEAST, _MOST = 1e-9, 1e9  # radius and clip; the ratio of a batch
+_LEAST_HELD_OUT = 0.01  # or left for training
 _MOST_SAMPLED_TARGETS = 8  # with drawn batches, each of them is a calibration of seconds
 _MOST_SAMPLED_ROUNDS = 10_000  # so that everybody can calibrate within a minute
 _MOST_MIXES, _MOST_DIGESTS = 64, 10_000  # silos times mixes: what all state is one message
@@ -99,6 +101,7 @@ class Study:
     silos: tuple[Silo, ...]
     mixes: tuple[Mix, ...]
     server: Server
+    held_out: float = 0.0  # share of every silo's records that only evaluates the final model
 
     @classmethod
     def parse(cls, content: bytes) -> "Study":
@@ -147,6 +150,13 @@ class Study:
             raise ValueError(
                 f"algorithm.name: {self.algorithm} needs a loss without kinks, "
                 f"{self.task.loss.value} has one"
+            )
+        if self.held_out and not _LEAST_HELD_OUT <= self.held_out <= 1 - _LEAST_HELD_OUT:
+            raise ValueError("evaluation.share must lie between 0.01 and 0.99")
+        if self.held_out and self.task.dimension < len(CELLS):
+            raise ValueError(
+                f"evaluation: a confusion matrix has {len(CELLS)} cells, and a report of this "
+                f"model only {self.task.dimension} coordinates; leave the evaluation out"
             )
         if not (_LEAST <= self.radius <= _MOST and _LEAST <= self.clip <= _MOST):
             raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
@@ -197,16 +207,18 @@ class Study:
             clip=self.clip,
             ridge=self.ridge,
             asked=self.participants,
+            held_out=self.held_out,
         )
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
         """How the rounds use the records."""
-        return ALGORITHMS[self.algorithm].phases(self.setting)
+        return phases_of(ALGORITHMS[self.algorithm], self.setting, self.held_out)
 
     @cached_property
     def rounds(self) -> int:
-        """As many as the algorithm asks for, and at most as many as the file allows."""
+        """As many as the algorithm asks for, at most as many as the file allows; and the one that
+        evaluates, if there is one."""
         return sum(phase.rounds for phase in self.phases)
 
     def mechanism(self) -> Mechanism:
@@ -249,6 +261,7 @@ def _study(top: Table, identity: StudyId) -> Study:
     batch.finish()
     mixes = tuple(_mix(row) for row in top.tables("mixes"))
     server = _server(top.table("server"))
+    held_out = _held_out(top.table("evaluation")) if top.has("evaluation") else 0.0
     top.finish()
     return Study(
         identity=identity,
@@ -266,7 +279,16 @@ def _study(top: Table, identity: StudyId) -> Study:
         silos=silos,
         mixes=mixes,
         server=server,
+        held_out=held_out,
     )
+
+
+def _held_out(table: Table) -> float:
+    share = table.number("share")
+    table.finish()
+    if share == 0:
+        raise InvalidField("evaluation.share must not be 0; leave [evaluation] out")
+    return share
 
 
 def _target(table: Table) -> PrivacyTarget:

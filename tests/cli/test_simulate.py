@@ -24,6 +24,7 @@ SMALL = SimulateOptions(
     radius=50.0,
     ridge=0.0,
     loss="logistic",
+    evaluation=None,
     seeds=1,
     processes=1,
     json=None,
@@ -50,6 +51,15 @@ def test_a_loss_with_a_kink_is_learned_too(name: str) -> None:
     assert run_trial(options, Trial(name, 50.0, 3)).error < 0.3
 
 
+def test_the_silos_own_evaluation_agrees_with_the_hold_out() -> None:
+    """142 and 128 records held out, ε = 50: within 5 standard deviations of sampling."""
+    found = run_trial(replace(SMALL, evaluation=0.3), Trial("noisy-mb-sgd", 50.0, 3))
+    assert found.rounds == SMALL.rounds + 1
+    assert found.evaluation is not None
+    assert found.evaluation.standard_error < 0.01
+    assert abs(found.evaluation.error - found.error) < 5 * (0.09 / 142 + 0.09 / 128) ** 0.5
+
+
 def test_more_privacy_costs_error() -> None:
     errors = [
         np.mean([run_trial(SMALL, Trial("noisy-mb-sgd", epsilon, seed)).error for seed in (1, 2)])
@@ -62,7 +72,7 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
     arguments = [
         *("simulate", "--data", "breast-cancer", "--silos", "3", "--participants", "2"),
         *("--algorithm", "noisy-mb-sgd,localized-mb-sgd", "--epsilon", "2,8", "--seeds", "2"),
-        *("--rounds", "12", "--processes", "2"),
+        *("--rounds", "12", "--processes", "2", "--evaluation", "0.2"),
         *("--json", str(tmp_path / "sim.json"), "--png", str(tmp_path / "sim.png")),
     ]
     result = CliRunner().invoke(app, arguments)
@@ -77,6 +87,8 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
     for line in lines:
         assert 0 < line["error"] < 60
         assert line["excess_margin"] > 0
+        assert line["evaluated_noise"] > 0
+        assert -60 < line["evaluated_error"] < 160
     assert "one record replaced" in " ".join(result.output.split())
     assert (tmp_path / "sim.png").read_bytes().startswith(b"\x89PNG")
 
@@ -92,6 +104,7 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
         ),
         (["--epsilon", "one"], "--epsilon 'one': use numbers separated by commas"),
         (["--epsilon", "-1"], "epsilon"),
+        (["--evaluation", "2"], "--evaluation 2.0: use a share from 0.01 to 0.99"),
         (["--participants", "9"], "--participants 9: use 1 to 5"),
         (["--data", "nowhere"], "no data set 'nowhere'"),
         (["--json", "no/such/folder/x.json"], "there is no such folder"),

@@ -24,7 +24,7 @@ from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.study import Study
-from silomix_server.results import progress
+from silomix_server.results import progress, saved_evaluation
 
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.data import load
@@ -64,6 +64,7 @@ class DemoOptions:
     label: str | None = None
     seed: int = 1
     participants: int | None = None
+    evaluation: float | None = None
     minimum_batch: int | None = None
     gate: bool = True
     tokens: bool = True
@@ -112,6 +113,8 @@ def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
         target = PrivacyTarget(options.epsilon, options.delta)
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
+    if options.evaluation is not None and not 0.01 <= options.evaluation <= 0.99:
+        raise DemoFailed(f"--evaluation {options.evaluation}: use a share from 0.01 to 0.99")
     if options.asked > options.silos:
         raise DemoFailed(f"--participants {options.asked}: there are only {options.silos} silos")
     if options.minimum > options.asked:
@@ -141,6 +144,7 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         gate=options.gate,
         tokens=options.tokens,
         participants=options.participants,
+        held_out=options.evaluation,
     )
     made = create(
         options.out,
@@ -256,6 +260,7 @@ def _finish(
         algorithm=made.study.algorithm,
         data=data.name,
         study=made.study.identity.hex(),
+        evaluation=saved_evaluation(state),
     )
     draw(rounds, summary, made.study, options.out / "study.png")
     (options.out / "summary.json").write_text(summary.to_json(), encoding="utf-8")
