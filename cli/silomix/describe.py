@@ -264,7 +264,9 @@ def _batches(mechanism: Mechanism) -> str:
     parts = ""
     if len(mechanism.phases) > 1:
         parts += f" in {len(mechanism.phases)} phases of different records"
-    if mechanism.minibatch.scheme is not Scheme.FULL:
+    if mechanism.minibatch.count is not None:
+        parts += f", {counted(mechanism.minibatch.count, 'record', 'records')} of a silo in each"
+    elif mechanism.minibatch.scheme is not Scheme.FULL:
         parts += (
             f", {mechanism.minibatch.scheme.value} batches of {100 * mechanism.minibatch.ratio:g} %"
         )

@@ -60,6 +60,13 @@ def demo(
     mixes: Annotated[int, typer.Option(min=1, max=20, help="Mixes in the chain.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, at most as many.")] = 40,
     epsilon: Annotated[float, typer.Option(help="ε of every silo's whole transcript.")] = 2.0,
+    central_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="For shuffled-mb-sgd, instead of --epsilon: ε towards a server behind an honest "
+            "mix; the local one follows."
+        ),
+    ] = None,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
     algorithm: Annotated[
         str, typer.Option(help="Algorithm of the study (silomix algorithms lists them).")
@@ -107,6 +114,7 @@ def demo(
             mixes=mixes,
             rounds=rounds,
             epsilon=epsilon,
+            central_epsilon=central_epsilon,
             delta=delta,
             algorithm=algorithm,
             data=data,

@@ -102,6 +102,13 @@ def simulate(
     epsilon: Annotated[
         str, typer.Option(help="ε of every silo's whole transcript; several: 0.5,1,2,4.")
     ] = "0.5,1,2,4",
+    central_epsilon: Annotated[
+        str | None,
+        typer.Option(
+            help="For shuffled-mb-sgd, instead of --epsilon: ε towards a server behind an honest "
+            "mix; the local one follows; several: 0.05,0.1."
+        ),
+    ] = None,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
     silos: Annotated[int, typer.Option(min=2, max=10_000, help="Hospitals.")] = 5,
     participants: Annotated[
@@ -159,7 +166,10 @@ def simulate(
             silos=silos,
             participants=participants,
             algorithms=tuple(dict.fromkeys(algorithm.split(","))),
-            epsilons=_numbers("--epsilon", epsilon),
+            epsilons=_numbers("--epsilon", epsilon)
+            if central_epsilon is None
+            else _numbers("--central-epsilon", central_epsilon),
+            central=central_epsilon is not None,
             delta=delta,
             rounds=rounds,
             clip=clip,

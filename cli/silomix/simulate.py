@@ -22,7 +22,9 @@ from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.shuffled import ONE_RECORD
 from silomix_core.attendance import attend
+from silomix_core.central_target import local_target
 from silomix_core.evaluation import Evaluation
 from silomix_core.federation import evaluated_study
 from silomix_core.losses import LossName, loss
@@ -47,6 +49,7 @@ class SimulateOptions:
     participants: int | None  # asked in each round; all unless given
     algorithms: tuple[str, ...]
     epsilons: tuple[float, ...]
+    central: bool  # these are towards a server behind an honest mix; the local ones follow
     delta: float
     rounds: int
     clip: float
@@ -65,6 +68,8 @@ class SimulateOptions:
             known = ", ".join(each.value for each in LossName)
             raise Failure(f"--loss {self.loss!r}: use one of {known}")
         for name in self.algorithms:
+            if self.central and algorithm(name).minibatch != ONE_RECORD:
+                raise Failure("--central-epsilon needs reports of one record: shuffled-mb-sgd")
             if algorithm(name).needs_smooth and not isfinite(loss(LossName(self.loss)).smoothness):
                 raise Failure(f"{name} needs a loss without kinks, {self.loss} has one")
         for epsilon in self.epsilons:
@@ -100,6 +105,7 @@ class Outcome:
     error: float
     pooled_error: float
     evaluation: Evaluation | None = None
+    epsilon_local: float = 0.0  # of every silo's whole transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ class Line:
     deviation: float | None
     excess: float  # over the pooled model of the same seed
     excess_margin: float | None  # half the width of its 95 % interval
+    epsilon_local: float = 0.0  # of every silo's whole transcript; ε unless that is a central one
     evaluated_error: float | None = None  # by the silos' held-out records, mean over seeds
     evaluated_noise: float | None = None  # standard deviation of the noise in one such error
 
@@ -168,7 +175,7 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     """One study on the split of this seed."""
     data, pooled = _split(options.data, options.label, options.silos, trial.seed)
     task, entry = replace(data.task, loss=LossName(options.loss)), algorithm(trial.algorithm)
-    target = PrivacyTarget(trial.epsilon, options.delta)
+    target = _target(options, trial, [len(silo) for silo in data.silos], task.dimension)
     participants = [Participant(len(silo), target) for silo in data.silos]
     setting = setting_of(
         task,
@@ -186,6 +193,7 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
             clip=options.clip,
             dimension=task.dimension,
             phases=phases_of(entry, setting, options.evaluation or 0.0),
+            minibatch=entry.minibatch,
         )
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
@@ -204,7 +212,27 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     ]
     result = evaluated_study(entry, plan_of(setting, mechanism), mechanism, reporters, rng)
     found = error(result.model, data.holdout, task)
-    return Outcome(trial, mechanism.rounds, found, pooled, result.evaluation)
+    return Outcome(trial, mechanism.rounds, found, pooled, result.evaluation, target.epsilon)
+
+
+def _target(
+    options: SimulateOptions, trial: Trial, records: Sequence[int], dimension: int
+) -> PrivacyTarget:
+    """What every silo is promised."""
+    target = PrivacyTarget(trial.epsilon, options.delta)
+    if not options.central:
+        return target
+    try:
+        return local_target(
+            target,
+            records,
+            minimum_batch=options.participants or options.silos,
+            rounds=options.rounds,
+            clip=options.clip,
+            dimension=dimension,
+        )
+    except ValueError as bad:
+        raise Failure(f"--central-epsilon {trial.epsilon:g}: {bad}") from bad
 
 
 @lru_cache(maxsize=4)
@@ -235,6 +263,7 @@ def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
                     deviation=float(errors.std(ddof=1)) if many else None,
                     excess=float(excess.mean()),
                     excess_margin=_margin(excess) if many else None,
+                    epsilon_local=found[0].epsilon_local,
                     evaluated_error=_percent(each.error for each in told),
                     evaluated_noise=_percent(each.standard_error for each in told),
                 )
@@ -265,9 +294,11 @@ def _table(
         f"round, δ = {options.delta:g}",
         caption=f"without privacy, all records together: {pooled:.2f}; the commoner label: "
         f"{100 * majority:.2f}.  ε: one record replaced, whole transcript of a silo, against "
-        "everybody else",
+        + ("the server, if a mix is honest" if options.central else "everybody else"),
     )
     columns = ["algorithm", "ε", "rounds", "error ± sd", "over pooled, 95 %"]
+    if options.central:
+        columns.append("ε against everybody")
     if options.evaluation is not None:
         columns.append("by the silos ± noise")
     for column in columns:
@@ -282,6 +313,8 @@ def _table(
             f"{line.error:.2f}{spread}",
             f"{line.excess:+.2f}{margin}",
         ]
+        if options.central:
+            cells.append(f"{line.epsilon_local:.3g}")
         if line.evaluated_error is not None:
             cells.append(f"{line.evaluated_error:.2f} ± {line.evaluated_noise:.2f}")
         table.add_row(*cells)
@@ -314,7 +347,8 @@ def _draw(
     axes.set_xscale("log")
     axes.set_xticks(options.epsilons, [f"{epsilon:g}" for epsilon in options.epsilons])
     axes.minorticks_off()
-    axes.set_xlabel(f"ε of every silo's whole transcript (δ = {options.delta:g})")
+    towards = ", towards a server behind an honest mix" if options.central else ""
+    axes.set_xlabel(f"ε of every silo's whole transcript{towards} (δ = {options.delta:g})")
     axes.set_ylabel("test error, %")
     figure.legend(loc="outside right center", frameon=False)
     figure.savefig(png, dpi=150)

@@ -41,12 +41,20 @@ _LARGEST_SAYING, _SAYINGS_APART = 1.0, sqrt(2)
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """Which of a phase's records a round uses: a scheme, and the share that it draws."""
+    """Which of a phase's records a round uses: a scheme, and the share that it draws.
+
+    With `count`, so many records of every silo instead of a share.
+    """
 
     scheme: Scheme = Scheme.FULL
     ratio: float = 1.0
+    count: int | None = None
 
     def __post_init__(self) -> None:
+        if self.count is not None and (
+            self.count < 1 or self.ratio != 1 or self.scheme is not Scheme.WITHOUT_REPLACEMENT
+        ):
+            raise ValueError("a count of at least 1 goes with batches without replacement, alone")
         if self.scheme is Scheme.FULL and self.ratio != 1:
             raise ValueError("a full batch has the ratio 1")
         if not 0 < self.ratio <= 1:
@@ -57,9 +65,15 @@ class Minibatch:
 
         Fixed and public; dividing by a batch's actual size would let one record change it.
         """
+        if self.count is not None:
+            return float(self.count)
         if self.scheme is Scheme.WITHOUT_REPLACEMENT:
             return float(floor(self.ratio * records * (1 + 1e-12)))
         return self.ratio * records
+
+    def share(self, records: int) -> float:
+        """Of so many records, the share that is drawn."""
+        return self.ratio if self.count is None else min(1.0, self.count / max(records, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +277,7 @@ class Mechanism:
         """What one answered round costs this silo."""
         return PrivacyEvent(
             scheme=self.batch(phase).scheme,
-            ratio=self.batch(phase).ratio,
+            ratio=self.batch(phase).share(self.phases[phase].records(participant.records)),
             sensitivity=self.sensitivity_units(participant, phase),
             noise=SIGMA_UNITS,
             samples=self.dimension,
@@ -308,14 +322,29 @@ def _calibrate(
     phases: tuple[Phase, ...],
     batch: Minibatch,
 ) -> Mechanism:
+    neediest = _neediest(participants) if batch.count is not None else participants
     grids = {
-        phase: max(_grid(each, clip, dimension, phase, batch) for each in participants)
+        phase: max(_grid(each, clip, dimension, phase, batch) for each in neediest)
         for phase in set(phases)
     }
     heaviest = max(participant.weight for participant in participants)
     return Mechanism(
         clip, dimension, batch, phases, tuple(grids[phase] for phase in phases), heaviest
     )
+
+
+def _neediest(participants: tuple[Participant, ...]) -> list[Participant]:
+    """One silo for each target that needs as much noise as any of them, or more.
+
+    The fewer records, the likelier one is drawn; a subsampled calibration takes a second for each.
+    """
+    found: dict[PrivacyTarget, Participant] = {}
+    for each in participants:
+        known = found.get(each.target, each)
+        found[each.target] = Participant(
+            min(known.records, each.records), each.target, max(known.weight, each.weight)
+        )
+    return list(found.values())
 
 
 def _grid(
@@ -325,12 +354,12 @@ def _grid(
     batch = _batch(phase, batch)
     target, records = participant.target, phase.records(participant.records)
     size = batch.size(records)
-    if records < 1 or size <= 0:
+    if records < 1 or not 0 < size <= records:
         raise CalibrationImpossible(
             f"a silo of {participant.records} records has none left for a phase of "
             f"{phase.share:.3g} of them and batches of {batch.ratio:.3g}; use fewer phases"
         )
-    mu = largest_mu(target, batch.scheme, batch.ratio, phase.answers, dimension)
+    mu = largest_mu(target, batch.scheme, batch.share(records), phase.answers, dimension)
     allowed = mu * SIGMA_UNITS - _rounding(batch, dimension)
     if allowed <= 0:
         raise CalibrationImpossible(

@@ -62,5 +62,5 @@ def plan_of(setting: Setting, mechanism: Mechanism) -> AlgorithmPlan:
         setting=setting,
         phases=tuple(replace(each, share=each.share / (1 - held_out)) for each in training),
         noises=tuple(mechanism.sigma(phase) for phase in range(len(training))),
-        share=mechanism.minibatch.ratio,
+        share=mechanism.minibatch.share(setting.records),
     )

@@ -249,7 +249,7 @@ def _study(top: Table, identity: StudyId) -> Study:
     algorithm.finish()
     privacy = top.table("privacy")
     clip = privacy.number("clip")
-    target, minibatch = _target(privacy), _minibatch(privacy)
+    target, minibatch = _target(privacy), _minibatch(privacy, algorithm_name)
     privacy.finish()
     batch = top.table("batch")
     batching = Batching(
@@ -296,7 +296,11 @@ def _target(table: Table) -> PrivacyTarget:
     return table.build(lambda: PrivacyTarget(epsilon, delta))
 
 
-def _minibatch(table: Table) -> Minibatch:
+def _minibatch(table: Table, algorithm: str) -> Minibatch:
+    if (own := ALGORITHMS[algorithm].minibatch) is not None:
+        if table.has("sampling"):
+            raise InvalidField(f"privacy.sampling: {algorithm} draws its own batches; leave it out")
+        return own
     scheme = Scheme(table.choice("sampling", [entry.value for entry in Scheme], Scheme.FULL.value))
     ratio = 1.0 if scheme is Scheme.FULL else table.number("ratio")
     return table.build(lambda: Minibatch(scheme, ratio))

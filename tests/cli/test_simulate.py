@@ -18,6 +18,7 @@ SMALL = SimulateOptions(
     participants=None,
     algorithms=("noisy-mb-sgd",),
     epsilons=(4.0,),
+    central=False,
     delta=1e-5,
     rounds=20,
     clip=0.25,
@@ -36,7 +37,7 @@ SMALL = SimulateOptions(
 def test_every_algorithm_learns_something(name: str) -> None:
     """The commoner label is wrong for 37 of 100; the same seed gives the same model."""
     options = replace(SMALL, rounds=60 if "one-pass" in name else 200)
-    if "check-ins" in name:  # a silo gives one report in all
+    if "check-ins" in name or "shuffled" in name:  # one report, or one record in each
         options = replace(options, silos=20)
     first, again = (run_trial(options, Trial(name, 50.0, 3)) for _ in range(2))
     assert first == again
@@ -104,6 +105,11 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
         ),
         (["--epsilon", "one"], "--epsilon 'one': use numbers separated by commas"),
         (["--epsilon", "-1"], "epsilon"),
+        (["--central-epsilon", "1"], "needs reports of one record: shuffled-mb-sgd"),
+        (
+            ["--central-epsilon", "1", "--algorithm", "shuffled-mb-sgd", "--processes", "1"],
+            "shuffling 5 reports gains nothing at a central epsilon of 1: from about ",
+        ),
         (["--evaluation", "2"], "--evaluation 2.0: use a share from 0.01 to 0.99"),
         (["--participants", "9"], "--participants 9: use 1 to 5"),
         (["--data", "nowhere"], "no data set 'nowhere'"),

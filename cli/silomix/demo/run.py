@@ -23,6 +23,8 @@ from silomix_client.config import load as load_silo
 from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.shuffled import ONE_RECORD
+from silomix_core.central_target import local_target
 from silomix_core.study import Study
 from silomix_server.results import progress, saved_evaluation
 
@@ -58,6 +60,7 @@ class DemoOptions:
     mixes: int = 2
     rounds: int = 40
     epsilon: float = 2.0
+    central_epsilon: float | None = None  # instead of the local one
     delta: float = 1e-6
     algorithm: str = "noisy-mb-sgd"
     data: str = "cohorts"
@@ -119,7 +122,27 @@ def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
         raise DemoFailed(f"--participants {options.asked}: there are only {options.silos} silos")
     if options.minimum > options.asked:
         raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.asked} silos")
-    return target, load(options.data, options.label, options.silos, options.seed)
+    data = load(options.data, options.label, options.silos, options.seed)
+    return _behind_the_mixes(options, data) or target, data
+
+
+def _behind_the_mixes(options: DemoOptions, data: DemoData) -> PrivacyTarget | None:
+    """The local target that a central one amounts to, if one was asked for."""
+    if options.central_epsilon is None:
+        return None
+    if algorithm(options.algorithm).minibatch != ONE_RECORD:
+        raise DemoFailed("--central-epsilon needs reports of one record: shuffled-mb-sgd")
+    try:
+        return local_target(
+            PrivacyTarget(options.central_epsilon, options.delta),
+            [len(silo.labels) for silo in data.silos],
+            minimum_batch=options.minimum,
+            rounds=options.rounds,
+            clip=CLIP,
+            dimension=data.task.dimension,
+        )
+    except ValueError as bad:
+        raise DemoFailed(f"--central-epsilon {options.central_epsilon:g}: {bad}") from bad
 
 
 def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Consortium:

@@ -1,6 +1,6 @@
 """The algorithms that a study can name."""
 
-from silomix_core.algorithms import accelerated, check_ins, localized, noisy_mb_sgd
+from silomix_core.algorithms import accelerated, check_ins, localized, noisy_mb_sgd, shuffled
 from silomix_core.algorithms.seam import Algorithm
 
 _ALL = (
@@ -16,6 +16,7 @@ _ALL = (
     check_ins.FIXED,
     check_ins.AVERAGED,
     check_ins.SLIDING,
+    shuffled.ALGORITHM,
 )
 ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 

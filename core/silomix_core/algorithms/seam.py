@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.mechanism import Phase
+from silomix_core.mechanism import Minibatch, Phase
 
 Point = NDArray[np.float64]
 
@@ -117,7 +117,8 @@ class AlgorithmPlan:
 class Algorithm:
     """What a study can name; `phases` says how its rounds use the records (the privacy events).
 
-    theorem: what it implements and where that stands; advice: when to use it.
+    theorem: what it implements and where that stands; advice: when to use it; minibatch: what a
+    round draws, where the study may not choose.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Algorithm:
     start: Callable[[AlgorithmPlan], Steps]
     phases: Callable[[Setting], tuple[Phase, ...]]
     needs_smooth: bool = False
+    minibatch: Minibatch | None = None
 
 
 def ask(
