@@ -158,7 +158,7 @@ def _configure_silo(folder: Path, policy: dict[str, Any]) -> None:
 
 
 def _policy(study: Study) -> dict[str, Any]:
-    """A policy with room for this study and no more.
+    """A policy with room for this study.
 
     Drawn batches need the Rényi accountant, whose one fixed order asks for a little more ε.
     """

@@ -67,7 +67,8 @@ def run(entry: Algorithm, known: Setting, noise: float, seed: int = 0) -> Floats
 
 
 # The heavy ball's largest step is for curvatures below 0.06: test_algorithms has it on its own.
-STABLE = sorted(set(ALGORITHMS) - {"noisy-mb-sgd", "one-pass-mb-sgd"})
+HEAVY_BALL = noisy_mb_sgd.ALGORITHM.start
+STABLE = sorted(name for name, entry in ALGORITHMS.items() if entry.start is not HEAVY_BALL)
 LOCALIZED = [name for name in STABLE if name.startswith("localized")]
 
 

@@ -117,6 +117,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         "--algorithm magic": "noisy-mb-sgd",
         "--minimum-batch 9 --silos 5": "there are only 5 silos",
         "--evaluation 1.5": "a share from 0.01 to 0.99",
+        "--central-epsilon 1": "needs reports of one record: shuffled-mb-sgd",
         "--json nowhere/out.json": "no such folder",
     }
     for arguments, hint in cases.items():
