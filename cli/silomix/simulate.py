@@ -68,8 +68,12 @@ class SimulateOptions:
             known = ", ".join(each.value for each in LossName)
             raise Failure(f"--loss {self.loss!r}: use one of {known}")
         for name in self.algorithms:
-            if self.central and algorithm(name).minibatch != ONE_RECORD:
-                raise Failure("--central-epsilon needs reports of one record: shuffled-mb-sgd")
+            one_record = algorithm(name).minibatch == ONE_RECORD and self.evaluation is None
+            if self.central and not one_record:
+                raise Failure(
+                    "--central-epsilon needs reports of one record: shuffled-mb-sgd without "
+                    "--evaluation"
+                )
             if algorithm(name).needs_smooth and not isfinite(loss(LossName(self.loss)).smoothness):
                 raise Failure(f"{name} needs a loss without kinks, {self.loss} has one")
         for epsilon in self.epsilons:

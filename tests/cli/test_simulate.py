@@ -105,6 +105,10 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
         ),
         (["--epsilon", "one"], "--epsilon 'one': use numbers separated by commas"),
         (["--epsilon", "-1"], "epsilon"),
+        (
+            ["--central-epsilon", "1", "--evaluation", "0.2", "--algorithm", "shuffled-mb-sgd"],
+            "shuffled-mb-sgd without --evaluation",
+        ),
         (["--central-epsilon", "1"], "needs reports of one record: shuffled-mb-sgd"),
         (
             ["--central-epsilon", "1", "--algorithm", "shuffled-mb-sgd", "--processes", "1"],

@@ -130,8 +130,10 @@ def _behind_the_mixes(options: DemoOptions, data: DemoData) -> PrivacyTarget | N
     """The local target that a central one amounts to, if one was asked for."""
     if options.central_epsilon is None:
         return None
-    if algorithm(options.algorithm).minibatch != ONE_RECORD:
-        raise DemoFailed("--central-epsilon needs reports of one record: shuffled-mb-sgd")
+    if algorithm(options.algorithm).minibatch != ONE_RECORD or options.evaluation is not None:
+        raise DemoFailed(
+            "--central-epsilon needs reports of one record: shuffled-mb-sgd without --evaluation"
+        )
     try:
         return local_target(
             PrivacyTarget(options.central_epsilon, options.delta),
