@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from silomix_core.accounting.events import PrivacyTarget
+from silomix_client.entries import worst
+from silomix_core.accounting.budget import Accountant, Budget
+from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.study import Study
 from silomix_core.task import Task
 from silomix_protocol.certificates import Authority
@@ -41,6 +43,7 @@ class StudyChoices:
     participants: int | None = None  # silos that a round asks; all unless given
     ridge: float = 0.0
     local_steps: int | None = None  # of a silo in a round, where the algorithm has them
+    held_out: float | None = None  # share of the records that evaluates the final model
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +124,13 @@ def create(
     for name, address in zip(mix_names, addresses.mixes, strict=True):
         mix = {"name": name, "listen": address, "studies": ["../study.toml"]}
         _write(folder / name / "mix.toml", mix)
+    parsed = Study.parse(content)
+    policy = _policy(parsed)
     for name in silo_names:
-        _configure_silo(folder / name, choices.target)
+        _configure_silo(folder / name, policy)
     return Consortium(
         folder=folder,
-        study=Study.parse(content),
+        study=parsed,
         server=folder / "server" / "server.toml",
         mixes=tuple(folder / name / "mix.toml" for name in mix_names),
         silos=tuple(folder / name / "silo.toml" for name in silo_names),
@@ -148,10 +153,27 @@ def _configure_server(
     _write(folder / "server.toml", server)
 
 
-def _configure_silo(folder: Path, lifetime: PrivacyTarget) -> None:
+def _configure_silo(folder: Path, policy: dict[str, Any]) -> None:
     silo = {"name": folder.name, "data": "data.csv", "policy": "policy.toml"}
     _write(folder / "silo.toml", silo)
-    _write(folder / "policy.toml", {"epsilon": lifetime.epsilon, "delta": lifetime.delta})
+    _write(folder / "policy.toml", policy)
+
+
+def _policy(study: Study) -> dict[str, Any]:
+    """A policy with room for this study.
+
+    Drawn batches need the Rényi accountant, whose one fixed order asks for a little more ε.
+    """
+    target = study.target
+    policy: dict[str, Any] = {"epsilon": target.epsilon, "delta": target.delta}
+    if study.minibatch.scheme is Scheme.FULL:
+        return policy
+    mechanism = study.mechanism()
+    plans = {mechanism.transcripts(study.participant(silo)) for silo in study.silos}
+    budget = Budget(target, Accountant.RENYI)
+    while not all(budget.holds(worst(budget, plan)) for plan in plans):
+        budget = Budget(PrivacyTarget(1.1 * budget.target.epsilon, target.delta), Accountant.RENYI)
+    return policy | {"epsilon": budget.target.epsilon, "accountant": "renyi"}
 
 
 def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
@@ -194,7 +216,7 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "gate": choices.gate,
             "tokens": choices.tokens,
         },
-    }
+    } | ({"evaluation": {"share": choices.held_out}} if choices.held_out else {})
 
 
 def _label_table(task: Task) -> dict[str, float]:

@@ -30,6 +30,8 @@ def describe_study(study: Study) -> str:
         f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}",
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records"
         + _asked(study),
+        *_check_ins(mechanism),
+        *_evaluation(study),
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
         f"a batch has at least {study.batching.minimum} reports",
         *_filled("gate", _gate(study)),
@@ -281,7 +283,9 @@ def _batches(mechanism: Mechanism) -> str:
         parts += f" of {steps} local steps, each with noise of its own"
     if len(mechanism.phases) > 1:
         parts += f" in {len(mechanism.phases)} phases of different records"
-    if mechanism.minibatch.scheme is not Scheme.FULL:
+    if mechanism.minibatch.count is not None:
+        parts += f", {counted(mechanism.minibatch.count, 'record', 'records')} of a silo in each"
+    elif mechanism.minibatch.scheme is not Scheme.FULL:
         parts += (
             f", {mechanism.minibatch.scheme.value} batches of {100 * mechanism.minibatch.ratio:g} %"
         )
@@ -292,6 +296,28 @@ def _asked(study: Study) -> str:
     if study.participants == len(study.silos):
         return ""
     return f"; a round asks {study.participants} of them, drawn anew"
+
+
+def _check_ins(mechanism: Mechanism) -> list[str]:
+    if not any(phase.check_in for phase in mechanism.phases):
+        return []
+    return _filled(
+        "check-ins",
+        "a silo takes part in at most one round, which only it knows; in the others it sends a "
+        "report of the same size that says so to the server, who learns how many abstain in each "
+        "round, and not which of them",
+    )
+
+
+def _evaluation(study: Study) -> list[str]:
+    if not study.held_out:
+        return []
+    return _filled(
+        "evaluation",
+        f"{100 * study.held_out:g} % of each silo's records, drawn in secret, are kept from "
+        "training; a last round asks how many of them the final model gets right, in a report "
+        "with noise like any other",
+    )
 
 
 def _exceptions(study: Study) -> str:

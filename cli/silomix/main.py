@@ -72,6 +72,13 @@ def demo(
     mixes: Annotated[int, typer.Option(min=1, max=20, help="Mixes in the chain.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, at most as many.")] = 40,
     epsilon: Annotated[float, typer.Option(help="ε of every silo's whole transcript.")] = 2.0,
+    central_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="For shuffled-mb-sgd, instead of --epsilon: ε towards a server behind an honest "
+            "mix; the local one follows."
+        ),
+    ] = None,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
     algorithm: Annotated[
         str,
@@ -94,6 +101,13 @@ def demo(
     local_steps: Annotated[
         int | None,
         typer.Option(min=1, max=1000, help="Of a silo in a round, where it takes them (else 5)."),
+    ] = None,
+    evaluation: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of each silo's records that is held out and, with noise, evaluates the "
+            "final model (else none)."
+        ),
     ] = None,
     minimum_batch: Annotated[
         int | None,
@@ -124,6 +138,7 @@ def demo(
             mixes=mixes,
             rounds=rounds,
             epsilon=epsilon,
+            central_epsilon=central_epsilon,
             delta=delta,
             algorithm=algorithm,
             data=data,
@@ -132,6 +147,7 @@ def demo(
             seed=seed,
             participants=participants,
             local_steps=local_steps,
+            evaluation=evaluation,
             minimum_batch=minimum_batch,
             gate=gate,
             tokens=tokens,

@@ -126,6 +126,13 @@ def simulate(
     epsilon: Annotated[
         str, typer.Option(help="ε of every silo's whole transcript; several: 0.5,1,2,4.")
     ] = "0.5,1,2,4",
+    central_epsilon: Annotated[
+        str | None,
+        typer.Option(
+            help="For shuffled-mb-sgd, instead of --epsilon: ε towards a server behind an honest "
+            "mix; the local one follows; several: 0.05,0.1."
+        ),
+    ] = None,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
     silos: Annotated[int, typer.Option(min=2, max=10_000, help="Hospitals.")] = 5,
     participants: Annotated[
@@ -148,6 +155,13 @@ def simulate(
     threshold: Threshold = None,
     classes: Classes = None,
     hidden: Hidden = None,
+    evaluation: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of each silo's records that is held out and, with noise, evaluates the "
+            "final model (else none)."
+        ),
+    ] = None,
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
@@ -190,7 +204,10 @@ def simulate(
             silos=silos,
             participants=participants,
             algorithms=tuple(dict.fromkeys(algorithm.split(","))),
-            epsilons=_numbers("--epsilon", epsilon),
+            epsilons=_numbers("--epsilon", epsilon)
+            if central_epsilon is None
+            else _numbers("--central-epsilon", central_epsilon),
+            central=central_epsilon is not None,
             delta=delta,
             rounds=rounds,
             clip=clip,
@@ -198,6 +215,7 @@ def simulate(
             ridge=ridge,
             local_steps=local_steps,
             goal=goal,
+            evaluation=evaluation,
             seeds=seeds,
             processes=processes,
             json=json,

@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms import auto
+from silomix_core.algorithms import auto, shuffled
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.algorithms.seam import LOCAL_STEPS
+from silomix_core.central_target import local_target
 from silomix_core.federation import rehearsal
 from silomix_core.mechanism import Participant
+from silomix_core.private_evaluation import Evaluation
 from silomix_core.setting import unfit
 from silomix_core.task import Task
 from silomix_core.update import Records
@@ -54,16 +56,26 @@ class SimulateOptions:
     json: Path | None
     png: Path | None
     local_steps: int = LOCAL_STEPS  # of a silo in a round, where the algorithm has them
+    central: bool = False  # these are towards a server behind an honest mix; the local ones follow
+    evaluation: float | None = None  # share of the silos' records that is held out
 
     def check(self, task: Task) -> None:
         """Failure for what can be known to be wrong before anything runs."""
         for name in self.algorithms:
+            one_record = name == shuffled.ALGORITHM.name and self.evaluation is None
+            if self.central and not one_record:
+                raise Failure(
+                    "--central-epsilon needs reports of one record: shuffled-mb-sgd without "
+                    "--evaluation"
+                )
             if name == auto.NAME:
                 continue
             if (reason := unfit(algorithm(name), task)) is not None:
                 raise Failure(reason)
         for epsilon in self.epsilons:
             PrivacyTarget(epsilon, self.delta)
+        if self.evaluation is not None and not 0.01 <= self.evaluation <= 0.99:
+            raise Failure(f"--evaluation {self.evaluation}: use a share from 0.01 to 0.99")
         if self.participants is not None and not 1 <= self.participants <= self.silos:
             raise Failure(f"--participants {self.participants}: use 1 to {self.silos}, the silos")
         trials = len(self.algorithms) * len(self.epsilons) * self.seeds
@@ -83,12 +95,17 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a trial: the hold-out error of its model and of the pooled one."""
+    """What came of a trial: the hold-out error of its model and of the pooled one.
+
+    `evaluation` is what the silos' own held-out records say of it, with noise.
+    """
 
     trial: Trial
     rounds: int
     error: float
     pooled_error: float
+    evaluation: Evaluation | None = None
+    epsilon_local: float = 0.0  # of every silo's whole transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,9 @@ class Line:
     deviation: float | None
     excess: float  # over the pooled model of the same seed
     excess_margin: float | None  # half the width of its 95 % interval
+    epsilon_local: float = 0.0  # of every silo's whole transcript; ε unless that is a central one
+    evaluated_error: float | None = None  # by the silos' held-out records, mean over seeds
+    evaluated_noise: float | None = None  # standard deviation of the noise in one such error
 
 
 def run_simulation(options: SimulateOptions, console: Console) -> list[Line]:
@@ -140,7 +160,7 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     task = data.task
     asked = auto.Choice(trial.algorithm, options.rounds, options.clip, options.radius)
     choice = auto.chosen(asked, task)
-    target = PrivacyTarget(trial.epsilon, options.delta)
+    target = _target(options, trial, [len(silo) for silo in data.silos], task.dimension)
     participants = [Participant(len(silo), target) for silo in data.silos]
     try:
         made = rehearsal(
@@ -153,6 +173,7 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
             ridge=options.ridge,
             asked=options.participants,
             local_steps=options.local_steps,
+            held_out=options.evaluation or 0.0,
         )
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
@@ -160,8 +181,30 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     records = [
         Records(task.encode(silo.values), task.encode_labels(silo.labels)) for silo in data.silos
     ]
-    model = made.run(records, np.random.default_rng([trial.seed, 7]))
-    return Outcome(trial, made.mechanism.rounds, error(model, data.holdout, task), pooled)
+    result = made.evaluated(records, np.random.default_rng([trial.seed, 7]))
+    found = error(result.model, data.holdout, task)
+    rounds = made.mechanism.rounds
+    return Outcome(trial, rounds, found, pooled, result.evaluation, target.epsilon)
+
+
+def _target(
+    options: SimulateOptions, trial: Trial, records: Sequence[int], dimension: int
+) -> PrivacyTarget:
+    """What every silo is promised."""
+    target = PrivacyTarget(trial.epsilon, options.delta)
+    if not options.central:
+        return target
+    try:
+        return local_target(
+            target,
+            records,
+            minimum_batch=options.participants or options.silos,
+            rounds=options.rounds,
+            clip=options.clip,
+            dimension=dimension,
+        )
+    except ValueError as bad:
+        raise Failure(f"--central-epsilon {trial.epsilon:g}: {bad}") from bad
 
 
 @lru_cache(maxsize=4)
@@ -183,6 +226,7 @@ def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
             ]
             error = Spread.of([100 * each.error for each in found])
             excess = Spread.of([100 * (each.error - each.pooled_error) for each in found])
+            told = [each.evaluation for each in found if each.evaluation is not None]
             lines.append(
                 Line(
                     algorithm=name,
@@ -192,9 +236,17 @@ def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
                     deviation=error.deviation,
                     excess=excess.mean,
                     excess_margin=excess.margin,
+                    epsilon_local=found[0].epsilon_local,
+                    evaluated_error=_percent(each.error for each in told),
+                    evaluated_noise=_percent(each.standard_error for each in told),
                 )
             )
     return lines
+
+
+def _percent(shares: Iterable[float]) -> float | None:
+    known = list(shares)
+    return 100 * float(np.mean(known)) if known else None
 
 
 def _table(
@@ -207,20 +259,30 @@ def _table(
         f"{asked} asked in a round, δ = {options.delta:g}",
         caption=f"without privacy, all records together: {pooled:.2f}; always the same answer: "
         f"{100 * majority:.2f}.  ε: one record replaced, whole transcript of a silo, against "
-        "everybody else",
+        + ("the server, if a mix is honest" if options.central else "everybody else"),
     )
-    for column in ("algorithm", "ε", "rounds", "error ± sd", "over pooled, 95 %"):
+    columns = ["algorithm", "ε", "rounds", "error ± sd", "over pooled, 95 %"]
+    if options.central:
+        columns.append("ε against everybody")
+    if options.evaluation is not None:
+        columns.append("by the silos ± noise")
+    for column in columns:
         table.add_column(column, justify="left" if column == "algorithm" else "right")
     for line in lines:
         spread = "" if line.deviation is None else f" ± {line.deviation:.2f}"
         margin = "" if line.excess_margin is None else f" ± {line.excess_margin:.2f}"
-        table.add_row(
+        cells = [
             line.algorithm,
             f"{line.epsilon:g}",
             str(line.rounds),
             f"{line.error:.2f}{spread}",
             f"{line.excess:+.2f}{margin}",
-        )
+        ]
+        if options.central:
+            cells.append(f"{line.epsilon_local:.3g}")
+        if line.evaluated_error is not None:
+            cells.append(f"{line.evaluated_error:.2f} ± {line.evaluated_noise:.2f}")
+        table.add_row(*cells)
     return table
 
 
@@ -254,7 +316,8 @@ def _draw(
     axes.set_xscale("log")
     axes.set_xticks(options.epsilons, [f"{epsilon:g}" for epsilon in options.epsilons])
     axes.minorticks_off()
-    axes.set_xlabel(f"ε of every silo's whole transcript (δ = {options.delta:g})")
+    towards = ", towards a server behind an honest mix" if options.central else ""
+    axes.set_xlabel(f"ε of every silo's whole transcript{towards} (δ = {options.delta:g})")
     axes.set_ylabel("test error, %")
     figure.legend(loc="outside right center", frameon=False)
     figure.savefig(png, dpi=150)

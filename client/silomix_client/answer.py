@@ -3,7 +3,8 @@
 The path from a record to a report.  Whether a query is answered depends on the approved study and
 the ledger, never on a record's value; every record passes the same arithmetic.  A round that was
 answered before is never computed again: its stored report goes out once more, sealed anew only if
-every mix stated that it abandoned the attempt before.
+every mix stated that it abandoned the attempt before.  In a round with check-ins a silo that
+abstains does all of this too, so that nobody on the way can tell.
 """
 
 from collections.abc import Callable
@@ -57,6 +58,7 @@ class StudyDesk:
             self.study.model,
             stream_of(approval.partition),
             self.study.local(self._mechanism),
+            approval.attendance,
         )
         self._reader = QueryReader(name, self.study, self._mechanism)
         nothing = np.zeros(self._mechanism.dimension)
@@ -135,8 +137,10 @@ class StudyDesk:
         return kept + decode_report(report, self._mechanism)
 
     def _report(self, question: Question, kept: Integers | None) -> bytes:
+        """The values of this round; if the silo abstains they are made too, and then left out."""
         values = self._reporter.values(question, self._keystream(), kept)
-        return encode_report(values, self._mechanism)
+        takes_part = self._reporter.takes_part(question.round)
+        return encode_report(values, self._mechanism, takes_part=takes_part)
 
     def _seal(self, payload: bytes, asked: AskedRound) -> StoredReport:
         """The payload for this attempt; a key that nothing can be sealed to is refused."""

@@ -12,11 +12,13 @@ from typing import Any
 from silomix_core.accounting.budget import NOTHING, Budget, Loss
 from silomix_core.accounting.composition import Transcript, epsilon_of
 from silomix_core.accounting.events import PrivacyEvent, Scheme
+from silomix_core.attendance import Attendance, attend
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.study import Study
 
 from silomix_client.config import MAIN
 from silomix_client.errors import NotApproved
+from silomix_client.keystream import derived_key, stream_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Approval:
     study: Study
     silo: str
     snapshot: bytes
-    partition: bytes = field(repr=False)  # secret key of the split into phases
+    partition: bytes = field(repr=False)  # secret key of the split into phases, and of check-ins
     population: str = MAIN
     closed: bool = False
     plan: Sequence[dict[str, Any]] = ()  # as it was written down; empty before that
@@ -42,8 +44,14 @@ class Approval:
     def mechanism(self) -> Mechanism:
         return self.study.mechanism()
 
+    @cached_property
+    def attendance(self) -> Attendance:
+        """In which rounds this silo takes part: the same at every start."""
+        place = [silo.name for silo in self.study.silos].index(self.silo)
+        return attend(self.mechanism, place, stream_of(derived_key(self.partition, "check-ins")))
+
     def event(self, round_number: int) -> tuple[int, PrivacyEvent]:
-        """The phase of a round and the event of each of its steps: as agreed to, to the last bit.
+        """The phase of a round and what each of its steps costs: as agreed to, to the last bit.
 
         Another release, or another machine's numerical libraries, may derive another noise scale.
         A little more noise than agreed is fine, less is not.
@@ -75,7 +83,7 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What was answered in one study: of each phase, events and how often; in how many rounds."""
+    """What was charged in one study: of each phase, events and how often; rounds charged."""
 
     phases: tuple[Transcript, ...]
     rounds: int
@@ -87,8 +95,12 @@ class Spending:
     def loss(self, budget: Budget) -> Loss:
         return worst(budget, self.phases)
 
+    def events_of(self, phase: int) -> int:
+        """Charged events of one phase."""
+        return sum(count for _, count in self.phases[phase]) if phase < len(self.phases) else 0
+
     def with_round(self, phase: int, event: PrivacyEvent, times: int) -> "Spending":
-        """The same with one more answered round, in which this happened so many times."""
+        """The same with one more charged round, in which this happened so many times."""
         missing = phase + 1 - len(self.phases)
         phases = [*self.phases, *([()] * missing)]
         phases[phase] = (*phases[phase], (event, times))
@@ -138,7 +150,7 @@ def plan_line(approval: Approval) -> list[dict[str, Any]]:
     """The events that were agreed to: runs of like phases, their rounds, the event of a step."""
     mechanism, lines = approval.mechanism, []
     pairs = zip(mechanism.phases, mechanism.transcripts(approval.participant), strict=True)
-    costs = ((phase.rounds, phase.steps, event) for phase, ((event, _),) in pairs)
+    costs = ((phase.answers, phase.steps, event) for phase, ((event, _),) in pairs)
     for (rounds, steps, event), run in groupby(costs):
         line = {"phases": len(list(run)), "rounds": rounds, "steps": steps}
         lines.append(line | {"event": event_line(event)})
@@ -157,7 +169,7 @@ def event_of(line: dict[str, Any]) -> PrivacyEvent:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """What a plan says about a phase: the event of each step, steps in a round, rounds."""
+    """What a plan says about a phase: the event of each step, steps in a round, rounds charged."""
 
     event: PrivacyEvent
     steps: int

@@ -1,6 +1,7 @@
-"""Random bytes for noise, batches and phases: AES-256 in counter mode."""
+"""Random bytes for noise, batches, phases and check-ins: AES-256 in counter mode."""
 
 import os
+from hashlib import sha256
 
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -13,6 +14,11 @@ KEY_BYTES = 32
 def fresh_keystream() -> RandomBytes:
     """A new stream under a fresh key from the operating system, used once and forgotten."""
     return stream_of(os.urandom(KEY_BYTES))
+
+
+def derived_key(secret: bytes, purpose: str) -> bytes:
+    """A key for another purpose than the secret's own."""
+    return sha256(f"silomix {purpose}\0".encode() + secret).digest()
 
 
 def stream_of(key: bytes) -> RandomBytes:

@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS answers (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tallies (
     study BLOB NOT NULL REFERENCES studies, phase INTEGER NOT NULL, event TEXT NOT NULL,
-    count INTEGER NOT NULL, PRIMARY KEY (study, phase, event)
+    count INTEGER NOT NULL, rounds INTEGER NOT NULL, PRIMARY KEY (study, phase, event)
 ) WITHOUT ROWID;
 """
     + reports.SCHEMA
@@ -60,7 +60,7 @@ CREATE TABLE IF NOT EXISTS tallies (
 TABLES = ("entries", "studies", "answers", "tallies", "reports", "tokens", "controls")
 
 _Asked = tuple[Approval, int, tuple[int, int]]  # whether this round may be answered in that state
-_Cost = tuple[int, PrivacyEvent, int]  # of a round: its phase, an event, how often
+_Cost = tuple[int, PrivacyEvent, int, bool]  # phase, event, how often, whether the silo takes part
 
 
 class Ledger:
@@ -194,18 +194,19 @@ class Ledger:
     ) -> chain.Entry:
         """Charge a round and store its report durably; nothing may be sent before this returns.
 
-        The token of the round is spent: it is in the report.  `kept` is what the report is a
-        difference from, in a study with control variates; after the last round nobody needs it.
+        A round in which the silo abstains is answered, at no charge.  The token of the round is
+        spent: it is in the report.  `kept` is what the report is a difference from, in a study with
+        control variates; after the last round nobody needs it.
         """
         descriptor = report.descriptor
         with self._storing(report):
             cost = self._check(approval, descriptor.round)
             entry = self._record(descriptor, cost, now)
             self.wallet.forget(descriptor.study, descriptor.round)
-            if descriptor.round == approval.study.rounds:
-                self.controls.drop(descriptor.study)
-            elif kept is not None:
+            if kept is not None and descriptor.round < approval.study.rounds:
                 self.controls.put(descriptor.study, kept)
+            elif kept is not None:
+                self.controls.drop(descriptor.study)
         return entry
 
     def replace(self, earlier: RoundDigest, report: StoredReport) -> None:
@@ -222,15 +223,14 @@ class Ledger:
     def spending(self, study: StudyId) -> Spending:
         """What was spent on one study."""
         phases: dict[int, list[tuple[PrivacyEvent, int]]] = {}
-        for phase, event, count in self.database.execute(
-            "SELECT phase, event, count FROM tallies WHERE study = ?", (study,)
+        charged = 0
+        for phase, event, count, rounds in self.database.execute(
+            "SELECT phase, event, count, rounds FROM tallies WHERE study = ?", (study,)
         ):
             phases.setdefault(phase, []).append((_event(event), count))
+            charged += rounds
         length = max(phases, default=-1) + 1
-        (rounds,) = self.database.execute(
-            "SELECT COUNT(*) FROM answers WHERE study = ?", (study,)
-        ).fetchone()
-        return Spending(tuple(tuple(phases.get(phase, ())) for phase in range(length)), rounds)
+        return Spending(tuple(tuple(phases.get(phase, ())) for phase in range(length)), charged)
 
     def total(self, population: str = MAIN) -> Total:
         """What was spent on all studies of a population."""
@@ -305,24 +305,32 @@ class Ledger:
             raise RefusedQuery(f"round {round_number} comes after round {last} was answered")
         number, event = approval.event(round_number)
         phase = approval.mechanism.phases[number]
-        spent = self.spending(study.identity).with_round(number, event, phase.steps)
-        if sum(count for _, count in spent.phases[number]) > phase.events:
+        takes_part = approval.attendance.takes_part(round_number)
+        spent = self.spending(study.identity)
+        room = phase.events - spent.events_of(number)
+        if takes_part and room < phase.steps:
             raise BudgetExhausted(f"round {round_number} is one more than its phase has")
+        # As if it took part in any case: a refusal must not tell who does.
+        if room >= phase.steps:
+            spent = spent.with_round(number, event, phase.steps)
         budget = self._budget(approval.population)
         if not budget.holds(self._spent_on_others(approval) + spent.loss(budget)):
             raise BudgetExhausted(
                 f"round {round_number} would exceed your policy's {_named(budget)}"
             )
-        return number, event, phase.steps
+        return number, event, phase.steps, takes_part
 
     def _record(self, descriptor: Descriptor, cost: _Cost, now: datetime) -> chain.Entry:
-        """Write the charge into the chain and into the sums that are read every round."""
-        phase, event, times = cost
+        """Write the round into the chain and into the sums that are read every round.
+
+        Who abstains writes the same rows, and adds nothing to the sum.
+        """
+        phase, event, times, takes_part = cost
         line = event_line(event)
         entry = chain.append(
             self.database,
             {
-                "kind": "charge",
+                "kind": "charge" if takes_part else "abstention",
                 "at": now.isoformat(),
                 "study": descriptor.study.hex(),
                 "round": descriptor.round,
@@ -334,9 +342,15 @@ class Ledger:
             },
         )
         self.database.execute(
-            "INSERT INTO tallies VALUES (?, ?, ?, ?) "
-            "ON CONFLICT DO UPDATE SET count = count + excluded.count",
-            (descriptor.study, phase, json.dumps(line, sort_keys=True), times),
+            "INSERT INTO tallies VALUES (:study, :phase, :event, :times, :rounds) "
+            "ON CONFLICT DO UPDATE SET count = count + :times, rounds = rounds + :rounds",
+            {
+                "study": descriptor.study,
+                "phase": phase,
+                "event": json.dumps(line, sort_keys=True),
+                "times": times * takes_part,
+                "rounds": int(takes_part),
+            },
         )
         self.database.execute(
             "INSERT INTO answers VALUES (?, ?, ?, ?, ?)",

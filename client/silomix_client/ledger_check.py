@@ -2,17 +2,18 @@
 
 Checks the hash chain; that every approval's plan is what its study file asks for; that every
 charge is of an approved, open study, for a later round than the one before, and costs what that
-plan says; and that the sums and stored answers which the silo reads every round are those of the
-chain.  Nothing is taken from the code that wrote it but the formats.
+plan says; that rounds without a charge are those in which the silo had to abstain; and that the
+sums and stored answers which the silo reads every round are those of the chain.  Nothing is taken
+from the code that wrote it but the formats.
 """
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from silomix_core.attendance import Attendance
 from silomix_core.study import StudyId
 from silomix_proto import round_pb2
 from silomix_protocol.descriptor import RefusedDescriptor, check
@@ -42,11 +43,14 @@ class _Story:
     """What the chain has told so far."""
 
     plans: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    attendances: dict[str, Attendance] = field(default_factory=dict)  # of open studies
     populations: dict[str, str] = field(default_factory=dict)
     approved: dict[str, int] = field(default_factory=dict)
     closed: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
-    tallies: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    sums: dict[tuple[str, int, str], tuple[int, int]] = field(
+        default_factory=dict
+    )  # events, rounds
     answers: dict[tuple[str, int], tuple[str, str, int]] = field(default_factory=dict)
 
 
@@ -86,8 +90,8 @@ def _read(entry: Entry, story: _Story, ledger: Ledger) -> None:
     try:
         if body["kind"] == "approval":
             _read_approval(entry, story, ledger)
-        elif body["kind"] == "charge":
-            _read_charge(entry, story)
+        elif body["kind"] in ("charge", "abstention"):
+            _read_answer(entry, story)
         elif body["kind"] == "close":
             story.closed[body["study"]] = entry.number
         else:
@@ -107,12 +111,14 @@ def _read_approval(entry: Entry, story: _Story, ledger: Ledger) -> None:
         raise LedgerBroken("the study's split into phases was changed")
     if not approval.closed and not is_plan_of(body["plan"], approval):
         raise LedgerBroken("the recorded plan is not what the study asks for")
+    if not approval.closed:
+        story.attendances[body["study"]] = approval.attendance
     story.plans[body["study"]] = body["plan"]
     story.populations[body["study"]] = body["population"]
     story.approved[body["study"]] = entry.number
 
 
-def _read_charge(entry: Entry, story: _Story) -> None:
+def _read_answer(entry: Entry, story: _Story) -> None:
     body = entry.body
     study, number, phase = body["study"], body["round"], body["phase"]
     if study not in story.plans or study in story.closed:
@@ -122,9 +128,15 @@ def _read_charge(entry: Entry, story: _Story) -> None:
     planned = planned_run(story.plans[study], phase)
     if (event_of(body["event"]), body["times"]) != (planned.event, planned.steps):
         raise LedgerBroken("the charge is not the event that was agreed to")
+    takes_part = body["kind"] == "charge"
+    attendance = story.attendances.get(study)
+    if attendance is not None and attendance.takes_part(number) != takes_part:
+        raise LedgerBroken("the silo took part in another round than its check-in says")
     line = json.dumps(body["event"], sort_keys=True)
-    story.tallies[study, phase, line] += planned.steps
-    if story.tallies[study, phase, line] > planned.rounds * planned.steps:
+    events, rounds = story.sums.get((study, phase, line), (0, 0))
+    events, rounds = events + planned.steps * takes_part, rounds + takes_part
+    story.sums[study, phase, line] = events, rounds
+    if rounds > planned.rounds:
         raise LedgerBroken("more rounds than the phase has")
     story.last[study] = number
     story.answers[study, number] = (body["digest"], body["query"], entry.number)
@@ -138,8 +150,9 @@ def _check_schema(ledger: Ledger) -> None:
 
 
 def _check_tables(ledger: Ledger, story: _Story) -> None:
-    rows = ledger.database.execute("SELECT study, phase, event, count FROM tallies")
-    if {(study.hex(), phase, event): count for study, phase, event, count in rows} != story.tallies:
+    rows = ledger.database.execute("SELECT study, phase, event, count, rounds FROM tallies")
+    found = {(study.hex(), phase, event): tuple(sums) for study, phase, event, *sums in rows}
+    if found != story.sums:
         raise LedgerBroken("the ledger's sums do not follow from its entries")
     rows = ledger.database.execute("SELECT study, round, digest, query, entry FROM answers")
     if {

@@ -8,7 +8,8 @@ shuffled  against the server, if a mix is honest.  Shuffling amplifies only if a
           them at once, so for full batches nothing is claimed; one-record reports have a theorem
 sum       against outsiders who see only models.  A model is a function of sums of k reports or
           more, whose noises add up.  This trusts the server to keep the reports to itself; it is
-          not amplification by shuffling
+          not amplification by shuffling.  In a study with check-ins a sum may be of one report;
+          there, *check-ins* stands in its place: outsiders do not know when a silo took part
 
 Neighbouring data sets: one record of one silo replaced.  Where no theorem applies a figure has no
 ε but a reason, and the local figure is the one to quote.
@@ -21,10 +22,18 @@ from math import isfinite, sqrt
 
 from silomix_core.accounting.composition import epsilon_of
 from silomix_core.accounting.events import PrivacyEvent, Scheme
-from silomix_core.accounting.integers import discretization_delta
+from silomix_core.accounting.gaussian import gaussian_epsilon
+from silomix_core.accounting.integers import discretization_delta, with_integers
+from silomix_core.bounds.check_ins import (
+    Amplified,
+    LocalRandomizer,
+    averaged,
+    fixed_window,
+    sliding_window,
+)
 from silomix_core.bounds.shuffling import CentralFigure, one_record_reports
 from silomix_core.bounds.validity import OutsideValidity
-from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.mechanism import CheckIn, Mechanism, Participant, Phase
 from silomix_core.noise import SIGMA_UNITS
 
 NO_THEOREM = "none"
@@ -74,7 +83,8 @@ class Figure:
 def central_figures(
     mechanism: Mechanism, participants: Sequence[Participant], *, minimum_batch: int
 ) -> tuple[Figure, Figure, Figure]:
-    """The figures (local, shuffled, sum) that hold for every silo, all at the largest of their δ.
+    """The figures (local, shuffled, sum or check-ins) that hold for every silo, all at the largest
+    of their δ.
 
     `participants` are all silos of the study; a round with fewer than `minimum_batch` reports
     releases nothing.
@@ -93,7 +103,8 @@ def central_figures(
         delta=max(each.target.delta for each in participants),
     )
     local = _local(study)
-    return local, _shuffled(study, local.epsilon), _sum(study, local.epsilon)
+    outsiders = _check_ins if study.check_ins else _sum
+    return local, _shuffled(study, local.epsilon), outsiders(study, local.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,10 @@ class _Study:
     silos: int
     minimum_batch: int
     delta: float
+
+    @property
+    def check_ins(self) -> bool:
+        return any(phase.check_in is not None for phase in self.mechanism.phases)
 
     def samples(self, phase: int) -> int:
         """Coordinates of all reports of a phase: where noise of several silos enters a proof, it
@@ -171,7 +186,8 @@ def _one_record(mechanism: Mechanism, participant: Participant) -> bool:
     A Poisson batch of expected size 1 may hold several.
     """
     sizes = {
-        mechanism.minibatch.size(phase.records(participant.records)) for phase in mechanism.phases
+        mechanism.batch(index).size(phase.records(participant.records))
+        for index, phase in enumerate(mechanism.phases)
     }
     return mechanism.minibatch.scheme is not Scheme.POISSON and sizes == {1.0}
 
@@ -200,6 +216,11 @@ def _no_shuffling(study: _Study, one_record: bool) -> str | None:
             f"a {kind} report is private in each of its records, not in all that a silo put into "
             "it, and shuffling theorems need the latter; the mixes hide who sent what, and the "
             "local figure holds against the server too"
+        )
+    if study.check_ins:
+        return _none(
+            "silos come when they please: how many reports a round has, among which one hides, "
+            "is chance"
         )
     if study.minimum_batch < 2:
         return _none("a report may be alone in its batch; raise the minimum batch")
@@ -279,6 +300,86 @@ def _sum(study: _Study, epsilon_local: float | None) -> Figure:
         "all silos are honest, none tells its own noise (not amplification by shuffling)",
         conditions=conditions,
         reason=reason,
+    )
+
+
+def _check_ins(study: _Study, epsilon_local: float | None) -> Figure:
+    one_report = len(study.mechanism.phases) == 1
+    bound: Amplified | None = None
+    reason: str | None = None
+    if not one_report:
+        reason = _none("a silo sends more than one report, and the theorems are about one")
+    elif epsilon_local is None:
+        reason = _none("there is no local guarantee to amplify")
+    else:
+        bound = _check_in_bound(study)
+        if bound is None or bound.epsilon >= epsilon_local:
+            reason = _none(_no_check_in(study, bound))
+    claimed = bound if reason is None else None
+    return Figure(
+        name="check-ins",
+        against=Against.OUTSIDERS,
+        epsilon=claimed.epsilon if claimed else None,
+        delta=study.delta,
+        theorem=claimed.theorem if claimed else NO_THEOREM,
+        assumption="server and mixes are honest: they publish models and keep every report secret; "
+        "no silo tells when it takes part (it does not protect against the server, who sees how "
+        "many abstain in a round)",
+        conditions=(
+            Condition("a silo sends one report in all", one_report),
+            Condition("the bound is below the local epsilon", claimed is not None),
+        ),
+        reason=reason,
+    )
+
+
+def _no_check_in(study: _Study, bound: Amplified | None) -> str:
+    if any(each.records > 1 for each in study.kinds):
+        return (
+            "the theorems need a report that is private in all that a silo put into it, and a "
+            "report on many records is private in each of them; what it is in all of them at once "
+            "gives no bound below the local epsilon"
+        )
+    found = "no bound" if bound is None else f"the bound, {bound.bound:.3g},"
+    return f"{found} for these rounds is not below the local epsilon"
+
+
+def _check_in_bound(study: _Study) -> Amplified | None:
+    """The smallest bound with this δ; None where there is none.
+
+    The randomizer is the report as a function of the silo's whole input: Gaussian with μ = Δ/σ, Δ
+    for all records replaced, so (ε₀, δ₀)-DP for a range of δ₀, each of which gives a valid bound.
+    """
+    mechanism, (phase,) = study.mechanism, study.mechanism.phases
+    mu = max(mechanism.whole_silo_units(each) for each in study.kinds) / SIGMA_UNITS
+    found = []
+    for exponent in range(2, 24):
+        delta_0 = study.delta / phase.rounds * 10.0**-exponent
+        epsilon_0 = with_integers(
+            lambda left: gaussian_epsilon(left, mu), mechanism.dimension, delta_0
+        )
+        if not isfinite(epsilon_0):
+            continue
+        try:
+            bound = _amplified(study, phase, LocalRandomizer(epsilon_0, delta_0))
+        except OutsideValidity:
+            continue
+        if not bound.vacuous and bound.delta <= study.delta:
+            found.append(bound)
+    return min(found, key=lambda each: each.epsilon, default=None)
+
+
+def _amplified(study: _Study, phase: Phase, local: LocalRandomizer) -> Amplified:
+    """The theorem for this kind of check-in; half of δ is left to Lemma A.3."""
+    check_in, delta = phase.check_in or CheckIn(), study.delta / 2
+    if check_in.sliding is not None:
+        return sliding_window(local, delta, window=check_in.sliding, silos=study.silos)
+    if check_in.lone:
+        return fixed_window(
+            local, delta, window=phase.rounds, check_in_probability=check_in.probability
+        )
+    return averaged(
+        local, delta / 2, delta_loads=delta / 2, slots=phase.rounds, silos=study.minimum_batch
     )
 
 

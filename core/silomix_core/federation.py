@@ -18,11 +18,13 @@ from silomix_core.algorithms.seam import (
     Point,
     Setting,
 )
+from silomix_core.attendance import attend
 from silomix_core.mechanism import Mechanism, Participant
 from silomix_core.models import model_of
-from silomix_core.noise import RandomBytes
+from silomix_core.noise import RandomBytes, discrete_gaussian
+from silomix_core.private_evaluation import Result, study_steps
 from silomix_core.reporting import Integers, Question, Reporter
-from silomix_core.setting import plan_of, setting_of
+from silomix_core.setting import phases_of, plan_of, setting_of
 from silomix_core.task import Task
 from silomix_core.update import Records
 
@@ -33,6 +35,8 @@ class Answers(Protocol):
     def values(
         self, question: Question, random_bytes: RandomBytes, kept: Integers | None
     ) -> Integers: ...
+
+    def takes_part(self, round_number: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +57,37 @@ class Rehearsal:
         random_bytes: RandomBytes | None = None,
         advance: Callable[[Point], None] = lambda _: None,
     ) -> Point:
-        """The model; `rng` draws who is asked, and all else too unless `random_bytes` are given."""
+        """The model: `evaluated` without what the silos say of it."""
+        return self.evaluated(silos, rng, random_bytes=random_bytes, advance=advance).model
+
+    def evaluated(
+        self,
+        silos: Sequence[Records],
+        rng: np.random.Generator,
+        *,
+        random_bytes: RandomBytes | None = None,
+        advance: Callable[[Point], None] = lambda _: None,
+    ) -> Result:
+        """The result; `rng` draws who is asked, and all else unless `random_bytes` are given."""
         drawn = random_bytes or rng.bytes
         plan = plan_of(self.setting, self.mechanism)
         local = self.algorithm.local(plan) if self.algorithm.local else None
         model = model_of(self.task, self.algorithm.smoothing(self.setting))
         reporters = [
-            Reporter(self.mechanism, participant, records, model, drawn, local)
-            for participant, records in zip(self.participants, silos, strict=True)
+            Reporter(
+                self.mechanism,
+                participant,
+                records,
+                model,
+                drawn,
+                local,
+                attend(self.mechanism, place, drawn),
+            )
+            for place, (participant, records) in enumerate(
+                zip(self.participants, silos, strict=True)
+            )
         ]
-        return run_study(self.algorithm, plan, self.mechanism, reporters, rng, drawn, advance)
+        return evaluated_study(self.algorithm, plan, self.mechanism, reporters, rng, drawn, advance)
 
 
 def rehearsal(
@@ -76,6 +101,7 @@ def rehearsal(
     ridge: float = 0.0,
     asked: int | None = None,
     local_steps: int = LOCAL_STEPS,
+    held_out: float = 0.0,
 ) -> Rehearsal:
     """Calibrated for these silos; a round asks `asked` of them, all unless given."""
     setting = setting_of(
@@ -87,9 +113,14 @@ def rehearsal(
         ridge=ridge,
         asked=asked,
         local_steps=local_steps,
+        held_out=held_out,
     )
     mechanism = Mechanism.calibrate(
-        participants, clip=clip, dimension=task.dimension, phases=algorithm.phases(setting)
+        participants,
+        clip=clip,
+        dimension=task.dimension,
+        phases=phases_of(algorithm, setting, held_out),
+        minibatch=algorithm.minibatch,
     )
     return Rehearsal(task, algorithm, tuple(participants), setting, mechanism)
 
@@ -103,28 +134,48 @@ def run_study(
     random_bytes: RandomBytes,
     advance: Callable[[Point], None] = lambda _: None,
 ) -> Point:
+    """The model after all rounds: `evaluated_study` without what it says of it."""
+    return evaluated_study(algorithm, plan, mechanism, silos, rng, random_bytes, advance).model
+
+
+def evaluated_study(
+    algorithm: Algorithm,
+    plan: AlgorithmPlan,
+    mechanism: Mechanism,
+    silos: Sequence[Answers],
+    rng: np.random.Generator,
+    random_bytes: RandomBytes,
+    advance: Callable[[Point], None] = lambda _: None,
+) -> Result:
     """The model after all rounds; `advance` is given the model so far after each.
 
-    Each round asks as many silos as the setting says, drawn anew with `rng`.  All reports arrive
-    and are used, so every silo that answered keeps its control variate.
+    Each round asks as many silos as the setting says, drawn anew with `rng`; with check-ins, those
+    of them answer that chose this round.  All reports arrive and are used, so every silo that
+    answered keeps its control variate.
     """
-    steps = algorithm.start(plan)
+    steps = study_steps(algorithm, plan, mechanism)
     query = next(steps)
     asked = plan.setting.participants
     kept = np.zeros((len(silos), mechanism.dimension), dtype=np.int64)
     for number in range(1, mechanism.rounds + 1):
         question = Question(number, query.point, query.control)
-        total: Integers = np.zeros(mechanism.dimension, dtype=np.int64)
+        phase = mechanism.phase_of(number)
+        reports: list[Integers] = []
         for index in rng.choice(len(silos), asked, replace=False):
-            report = silos[index].values(question, random_bytes, kept[index])
-            kept[index] += report
-            total += report
-        grid = mechanism.grids[mechanism.phase_of(number)]
+            if silos[index].takes_part(number):
+                report = silos[index].values(question, random_bytes, kept[index])
+                kept[index] += report
+                reports.append(report)
+        check_in = mechanism.phases[phase].check_in
+        if check_in is not None and check_in.lone:
+            dummy = discrete_gaussian(mechanism.dimension, random_bytes)
+            reports = [reports[rng.integers(len(reports))] if reports else dummy]
+        total = sum(reports, np.zeros(mechanism.dimension, dtype=np.int64))
         try:
-            query = steps.send(Aggregate.of(total, asked, grid))
+            query = steps.send(Aggregate.of(total, len(reports), mechanism.grids[phase]))
         except StopIteration as end:
-            model: Point = end.value
-            advance(model)
-            return model
+            result: Result = end.value
+            advance(result.model)
+            return result
         advance(query.model)
     raise ValueError(f"{algorithm.name} asks more than its {mechanism.rounds} rounds")

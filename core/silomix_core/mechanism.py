@@ -9,9 +9,10 @@ An answer may be the sum of several of these (`Phase.steps`), each with noise of
 point that follows from the ones before: every one of them is a privacy event.
 
 Its records are split into phases once; a round belongs to one phase and uses a batch of that
-phase's records.  From clip, batch, phases, dimension and every silo's (records, weight, ε, δ)
-follow sensitivity, grid, noise and the events that a ledger charges.  Nobody can type a σ or a
-sensitivity next to a clip.
+phase's records.  (In the phase that evaluates, the mean is of what its records say of a model.)
+From clip, batch, phases, dimension and every silo's (records, weight, ε, δ) follow sensitivity,
+grid, noise and the events that a ledger charges.  Nobody can type a σ or a sensitivity next to a
+clip.
 
 Neighbouring data sets: one record replaced by another, the number of records being public.
 Guarantee: inter-silo record-level DP (Gao, Lowy, Zhou, Wright 2024, Def. 1.2): it holds for the
@@ -20,6 +21,7 @@ whole transcript of a silo, against the server, all mixes and all other silos to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from math import ceil, floor, isfinite, sqrt
 
@@ -38,16 +40,26 @@ _ROUNDING = 1 + 2.0**-8
 _LARGEST_SIGNAL = 2**43  # grid units; beyond it that product would lose bits
 _LARGEST_VALUE = 2**48  # so that 10,000 silos' reports sum up in 64 bits
 MOST_STEPS = 1000
+# A held-out record says a vector of entries that are not negative and of norm at most 1.
+_LARGEST_SAYING, _SAYINGS_APART = 1.0, sqrt(2)
 
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """Which of a phase's records a round uses: a scheme, and the share that it draws."""
+    """Which of a phase's records a round uses: a scheme, and the share that it draws.
+
+    With `count`, so many records of every silo instead of a share.
+    """
 
     scheme: Scheme = Scheme.FULL
     ratio: float = 1.0
+    count: int | None = None
 
     def __post_init__(self) -> None:
+        if self.count is not None and (
+            self.count < 1 or self.ratio != 1 or self.scheme is not Scheme.WITHOUT_REPLACEMENT
+        ):
+            raise ValueError("a count of at least 1 goes with batches without replacement, alone")
         if self.scheme is Scheme.FULL and self.ratio != 1:
             raise ValueError("a full batch has the ratio 1")
         if not 0 < self.ratio <= 1:
@@ -58,9 +70,43 @@ class Minibatch:
 
         Fixed and public; dividing by a batch's actual size would let one record change it.
         """
+        if self.count is not None:
+            return float(self.count)
         if self.scheme is Scheme.WITHOUT_REPLACEMENT:
             return float(floor(self.ratio * records * (1 + 1e-12)))
         return self.ratio * records
+
+    def share(self, records: int) -> float:
+        """Of so many records, the share that is drawn."""
+        return self.ratio if self.count is None else min(1.0, self.count / max(records, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckIn:
+    """A silo takes part in at most one round of a phase, and only it knows in which.
+
+    With `probability` it picks a slot of its window, all alike, else none.  The window is the whole
+    phase; with `sliding`, the silo at place j (from 0) of the roster has that many slots, and in
+    round r of the phase those at places r − 1, …, r + sliding − 2 may be there.  `lone`: of the
+    reports of a round the server uses one, chosen at random, or noise alone if there is none.
+    """
+
+    probability: float = 1.0
+    sliding: int | None = None
+    lone: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise ValueError(f"a check-in's probability must be above 0, got {self.probability}")
+        if self.sliding is not None and self.sliding < 1:
+            raise ValueError(f"a sliding window has at least one slot, got {self.sliding}")
+
+
+class Kind(Enum):
+    """What the reports of a phase hold."""
+
+    TRAINING = "training"  # a mean of clipped gradients
+    EVALUATION = "evaluation"  # a mean of what held-out records say of the model, never a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +121,8 @@ class Phase:
     share: float = 1.0
     steps: int = 1
     control: bool = False
+    check_in: CheckIn | None = None
+    kind: Kind = Kind.TRAINING
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -87,7 +135,12 @@ class Phase:
     @property
     def events(self) -> int:
         """Noised gradients that a silo gives away in all rounds of the phase."""
-        return self.rounds * self.steps
+        return self.answers * self.steps
+
+    @property
+    def answers(self) -> int:
+        """Rounds in which a silo sends something about its records."""
+        return self.rounds if self.check_in is None else 1
 
     def records(self, all_records: int) -> int:
         return floor(self.share * all_records * (1 + 1e-12))
@@ -134,6 +187,8 @@ class Mechanism:
             raise ValueError("a mechanism needs at least one phase, and one grid for each")
         if sum(phase.share for phase in self.phases) > 1 + 1e-9:
             raise ValueError("the phases' shares of the records sum to more than 1")
+        if any(phase.kind is Kind.EVALUATION for phase in self.phases[:-1]):
+            raise ValueError("only the last phase can evaluate")
         if not self._fits_floats():
             raise CalibrationImpossible(
                 f"a clip of {self.clip:.3g} and batches of {self.minibatch.ratio:.3g} need steps "
@@ -184,6 +239,14 @@ class Mechanism:
                 return index
         raise ValueError(f"round {round_number} is beyond the {last} rounds of the study")
 
+    def first_round(self, phase: int) -> int:
+        """The first round (counted from 1) of a phase."""
+        return 1 + sum(each.rounds for each in self.phases[:phase])
+
+    def batch(self, phase: int = 0) -> Minibatch:
+        """What a round of this phase uses of its records."""
+        return _batch(self.phases[phase], self.minibatch)
+
     def sigma(self, phase: int = 0) -> float:
         """Standard deviation of the noise on each coordinate of a noised gradient."""
         return self.grids[phase] * SIGMA_UNITS
@@ -192,7 +255,12 @@ class Mechanism:
     def largest_signal(self) -> int:
         """Bound on a coordinate of the mean, in grid units, before noise."""
         fullest = 1 / self.minibatch.ratio if self.minibatch.scheme is Scheme.POISSON else 1.0
-        return ceil(self.clip * self.heaviest * fullest / min(self.grids)) + 1
+        longest = self.clip * self.heaviest * fullest
+        if self.phases[-1].kind is not Kind.EVALUATION:
+            return ceil(longest / min(self.grids)) + 1
+        *training, last = self.grids
+        said = ceil(_LARGEST_SAYING * self.heaviest / last) + 1
+        return max(said, ceil(longest / min(training)) + 1) if training else said
 
     @property
     def largest_value(self) -> int:
@@ -213,7 +281,7 @@ class Mechanism:
 
     def units_per_sum(self, participant: Participant, phase: int = 0) -> float:
         """What the sum of clipped gradients is multiplied by to become a mean in grid units."""
-        size = self.minibatch.size(self.phases[phase].records(participant.records))
+        size = self.batch(phase).size(self.phases[phase].records(participant.records))
         return participant.weight / (size * self.grids[phase])
 
     def sensitivity_units(self, participant: Participant, phase: int = 0) -> float:
@@ -222,14 +290,21 @@ class Mechanism:
         For Poisson batches, twice what adding one record can: there the other end is the batch
         without it.
         """
-        moved = 2 * self.clip * self.units_per_sum(participant, phase)
+        apart = _apart(self.phases[phase], self.clip)
+        moved = apart * self.units_per_sum(participant, phase)
+        return moved + _rounding(self.batch(phase), self.dimension)
+
+    def whole_silo_units(self, participant: Participant, phase: int = 0) -> float:
+        """L2 distance, in grid units, by which replacing *all* its records can move the report."""
+        fullest = 1 / self.minibatch.ratio if self.minibatch.scheme is Scheme.POISSON else 1.0
+        moved = 2 * self.clip * fullest * participant.weight / self.grids[phase]
         return moved + _rounding(self.minibatch, self.dimension)
 
     def event(self, participant: Participant, phase: int = 0) -> PrivacyEvent:
         """What one noised gradient costs this silo; an answered round has `Phase.steps` of them."""
         return PrivacyEvent(
-            scheme=self.minibatch.scheme,
-            ratio=self.minibatch.ratio,
+            scheme=self.batch(phase).scheme,
+            ratio=self.batch(phase).share(self.phases[phase].records(participant.records)),
             sensitivity=self.sensitivity_units(participant, phase),
             noise=SIGMA_UNITS,
             samples=self.dimension,
@@ -252,6 +327,15 @@ class Mechanism:
         return max(epsilon_of(transcript, delta) for transcript in transcripts)
 
 
+def _batch(phase: Phase, minibatch: Minibatch) -> Minibatch:
+    return Minibatch() if phase.kind is Kind.EVALUATION else minibatch
+
+
+def _apart(phase: Phase, clip: float) -> float:
+    """How far apart what two records contribute can be."""
+    return _SAYINGS_APART if phase.kind is Kind.EVALUATION else 2 * clip
+
+
 def _rounding(batch: Minibatch, dimension: int) -> float:
     rounding = sqrt(dimension) * _ROUNDING
     return 2 * rounding if batch.scheme is Scheme.POISSON else rounding
@@ -270,8 +354,9 @@ def _calibrate(
     phases: tuple[Phase, ...],
     batch: Minibatch,
 ) -> Mechanism:
+    neediest = _neediest(participants) if batch.count is not None else participants
     grids = {
-        phase: max(_grid(each, clip, dimension, phase, batch) for each in participants)
+        phase: max(_grid(each, clip, dimension, phase, batch) for each in neediest)
         for phase in set(phases)
     }
     heaviest = max(participant.weight for participant in participants)
@@ -280,22 +365,37 @@ def _calibrate(
     )
 
 
+def _neediest(participants: tuple[Participant, ...]) -> list[Participant]:
+    """One silo for each target that needs as much noise as any of them, or more.
+
+    The fewer records, the likelier one is drawn; a subsampled calibration takes a second for each.
+    """
+    found: dict[PrivacyTarget, Participant] = {}
+    for each in participants:
+        known = found.get(each.target, each)
+        found[each.target] = Participant(
+            min(known.records, each.records), each.target, max(known.weight, each.weight)
+        )
+    return list(found.values())
+
+
 def _grid(
     participant: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
 ) -> float:
     """The grid that this participant needs: `sensitivity_units` solved for it."""
+    batch = _batch(phase, batch)
     target, records = participant.target, phase.records(participant.records)
     size = batch.size(records)
-    if records < 1 or size <= 0:
+    if records < 1 or not 0 < size <= records:
         raise CalibrationImpossible(
             f"a silo of {participant.records} records has none left for a phase of "
             f"{phase.share:.3g} of them and batches of {batch.ratio:.3g}; use fewer phases"
         )
-    mu = largest_mu(target, batch.scheme, batch.ratio, phase.events, dimension)
+    mu = largest_mu(target, batch.scheme, batch.share(records), phase.events, dimension)
     allowed = mu * SIGMA_UNITS - _rounding(batch, dimension)
     if allowed <= 0:
         raise CalibrationImpossible(
             f"epsilon={target.epsilon} over {_counted(phase)} leaves no room for "
             f"{dimension} coordinates; use a larger epsilon or fewer rounds"
         )
-    return 2 * clip * participant.weight / size / allowed
+    return _apart(phase, clip) * participant.weight / size / allowed

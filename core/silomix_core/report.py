@@ -1,6 +1,7 @@
 """The plaintext of a report: a header and d fixed-width integers, the same length from every silo.
 
-    b"SMR1" | width (1 byte) | 3 zero bytes | d little-endian signed integers
+    b"SMR1" | width (1 byte) | 1 if the silo abstains, else 0 | 2 zero bytes
+           | d little-endian signed integers, all 0 if it abstains
 
 Values saturate at the mechanism's bound when encoded (post-processing of private values, so it
 costs nothing); a report with any value beyond that bound was not made by the mechanism and is
@@ -24,19 +25,31 @@ def report_bytes(mechanism: Mechanism) -> int:
     return _HEADER_BYTES + mechanism.width * mechanism.dimension
 
 
-def encode_report(values: NDArray[np.int64], mechanism: Mechanism) -> bytes:
+def encode_report(
+    values: NDArray[np.int64], mechanism: Mechanism, *, takes_part: bool = True
+) -> bytes:
+    """The bytes of these values; of none of them, after the same work, if the silo abstains."""
     bound = mechanism.largest_value
-    saturated = np.clip(values, -bound, bound).astype(f"<i{mechanism.width}")
-    return _MAGIC + bytes([mechanism.width, 0, 0, 0]) + saturated.tobytes()
+    saturated = np.clip(values, -bound, bound) * int(takes_part)
+    return _header(mechanism, takes_part) + saturated.astype(f"<i{mechanism.width}").tobytes()
+
+
+def is_abstention(data: bytes, mechanism: Mechanism) -> bool:
+    """Whether the silo says that it does not take part in this round."""
+    return data == _header(mechanism, takes_part=False).ljust(report_bytes(mechanism), b"\0")
 
 
 def decode_report(data: bytes, mechanism: Mechanism) -> NDArray[np.int64]:
     if len(data) != report_bytes(mechanism):
         raise MalformedReport("wrong length")
-    if data[:_HEADER_BYTES] != _MAGIC + bytes([mechanism.width, 0, 0, 0]):
+    if data[:_HEADER_BYTES] != _header(mechanism, takes_part=True):
         raise MalformedReport("wrong header")
     values = np.frombuffer(data, dtype=f"<i{mechanism.width}", offset=_HEADER_BYTES)
     bound = mechanism.largest_value
     if values.max() > bound or values.min() < -bound:
         raise MalformedReport("value outside the mechanism's range")
     return values.astype(np.int64)
+
+
+def _header(mechanism: Mechanism, takes_part: bool) -> bytes:
+    return _MAGIC + bytes([mechanism.width, not takes_part, 0, 0])

@@ -3,6 +3,7 @@
 Stands between the frozen snapshot and the bytes of a report; the silo's process and a simulation
 in one process use the same.  Which records belong to which phase is drawn once, from the secret of
 the approval; which of them take part in a round, and the noise, from the random bytes of the round.
+Whether the silo itself takes part in a round changes nothing about how its values are made.
 
 Where an algorithm makes silos walk, an answer is the sum of several noised gradients.  The walk
 from one to the next uses nothing but noised gradients and public numbers, and so do control
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.algorithms.seam import LocalSteps
-from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.attendance import Attendance
+from silomix_core.mechanism import Kind, Mechanism, Participant
 from silomix_core.minibatches import draw, partition
 from silomix_core.models import Model
 from silomix_core.noise import RandomBytes, discrete_gaussian
+from silomix_core.private_evaluation import ConfusionSum
 from silomix_core.update import Records, to_grid
 
 Floats = NDArray[np.float64]
@@ -49,14 +52,23 @@ class Reporter:
         model: Model,
         phase_bytes: RandomBytes,
         local: LocalSteps | None = None,
+        attendance: Attendance | None = None,
     ) -> None:
+        """Without an attendance the silo takes part in every round, which check-ins forbid."""
         if local is None and any(phase.steps > 1 or phase.control for phase in mechanism.phases):
             raise ValueError("a silo that walks must know how")
+        if attendance is None and any(phase.check_in for phase in mechanism.phases):
+            raise ValueError("a study with check-ins needs to know when this silo takes part")
         self._mechanism, self._participant = mechanism, participant
         self._local = local or LocalSteps(0.0)
+        self._attendance = attendance or Attendance(mechanism, {})
         self._sums = [
-            model.gradients(each, mechanism.clip)
-            for each in _by_phase(mechanism, records, phase_bytes)
+            ConfusionSum(each)
+            if phase.kind is Kind.EVALUATION
+            else model.gradients(each, mechanism.clip)
+            for phase, each in zip(
+                mechanism.phases, _by_phase(mechanism, records, phase_bytes), strict=True
+            )
         ]
 
     @property
@@ -66,6 +78,9 @@ class Reporter:
         work = [each.steps * len(records) for each, records in zip(phases, self._sums, strict=True)]
         phase = work.index(max(work))
         return 1 + sum(each.rounds for each in phases[:phase])
+
+    def takes_part(self, round_number: int) -> bool:
+        return self._attendance.takes_part(round_number)
 
     def values(
         self, question: Question, random_bytes: RandomBytes, kept: Integers | None = None
@@ -101,7 +116,7 @@ class Reporter:
     def _noised(self, point: Floats, phase: int, random_bytes: RandomBytes) -> Integers:
         """One noised gradient: one privacy event."""
         mechanism, clipped_sum = self._mechanism, self._sums[phase]
-        batch = draw(mechanism.minibatch, len(clipped_sum), random_bytes)
+        batch = draw(mechanism.batch(phase), len(clipped_sum), random_bytes)
         total = clipped_sum.at(point, batch, random_bytes)
         mean = to_grid(total, mechanism.units_per_sum(self._participant, phase))
         mean += discrete_gaussian(mechanism.dimension, random_bytes)

@@ -1,11 +1,12 @@
 """What a study says in public, as algorithms want to know it: derived, never typed apart."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.seam import LOCAL_STEPS, Algorithm, AlgorithmPlan, Setting
-from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.mechanism import Kind, Mechanism, Participant, Phase
 from silomix_core.task import Task
 
 
@@ -20,15 +21,20 @@ def setting_of(
     asked: int | None = None,
     local_steps: int = LOCAL_STEPS,
     ratio: float = 1.0,
+    held_out: float = 0.0,
 ) -> Setting:
-    """The setting of these silos; a round asks `asked` of them, all unless given."""
+    """The setting of these silos; a round asks `asked` of them, all unless given.
+
+    `held_out` is the share of their records that is kept from training.
+    """
     targets = [each.target for each in participants]
+    training = Phase(1, 1 - held_out)
     return Setting(
         rounds=rounds,
         dimension=task.dimension,
         silos=len(participants),
         participants=asked or len(participants),
-        records=min(each.records for each in participants),
+        records=min(training.records(each.records) for each in participants),
         radius=radius,
         lipschitz=min(clip, task.lipschitz),
         smoothness=task.smoothness,
@@ -50,12 +56,26 @@ def unfit(algorithm: Algorithm, task: Task) -> str | None:
     return None
 
 
+def phases_of(algorithm: Algorithm, setting: Setting, held_out: float = 0.0) -> tuple[Phase, ...]:
+    """How a study uses the records: the algorithm's phases, then what was held out, to evaluate."""
+    training = algorithm.phases(setting)
+    if not held_out:
+        return training
+    shrunk = (replace(phase, share=phase.share * (1 - held_out)) for phase in training)
+    return (*shrunk, Phase(1, held_out, kind=Kind.EVALUATION))
+
+
 def plan_of(setting: Setting, mechanism: Mechanism) -> AlgorithmPlan:
-    """The plan of an algorithm whose phases this mechanism was calibrated for."""
+    """The plan of an algorithm whose phases this mechanism was calibrated for.
+
+    To the algorithm, the records are those that were not held out.
+    """
+    held_out = sum(each.share for each in mechanism.phases if each.kind is Kind.EVALUATION)
+    training = [each for each in mechanism.phases if each.kind is Kind.TRAINING]
     return AlgorithmPlan(
         setting=setting,
-        phases=mechanism.phases,
-        noises=tuple(mechanism.sigma(phase) for phase in range(len(mechanism.phases))),
-        share=mechanism.minibatch.ratio,
-        largest_gradient=max(map(mechanism.largest_gradient, range(len(mechanism.phases)))),
+        phases=tuple(replace(each, share=each.share / (1 - held_out)) for each in training),
+        noises=tuple(mechanism.sigma(phase) for phase in range(len(training))),
+        share=mechanism.minibatch.share(setting.records),
+        largest_gradient=max(map(mechanism.largest_gradient, range(len(training)))),
     )

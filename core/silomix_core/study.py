@@ -20,7 +20,8 @@ from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
 from silomix_core.mechanism import MOST_STEPS, Mechanism, Minibatch, Participant, Phase
 from silomix_core.models import Model, model_of
-from silomix_core.setting import plan_of, setting_of, unfit
+from silomix_core.private_evaluation import CELLS
+from silomix_core.setting import phases_of, plan_of, setting_of, unfit
 from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -29,6 +30,7 @@ _MOST_RECORDS = 100_000_000  # 2²⁷ integer gradients of 2³⁶ would overflow
 # Far beyond any use; what lies further makes grids vanish and calibrations take hours, which
 # the author of a study file could inflict on everybody who looks at it.
 _LEAST, _MOST = 1e-9, 1e9  # radius and clip; the ratio of a batch
+_LEAST_HELD_OUT = 0.01  # or left for training
 _MOST_SAMPLED_TARGETS = 8  # with drawn batches, each of them is a calibration of seconds
 _MOST_SAMPLED_ROUNDS = 10_000  # so that everybody can calibrate within a minute
 _MOST_MIXES, _MOST_DIGESTS = 64, 10_000  # silos times mixes: what all state is one message
@@ -101,6 +103,7 @@ class Study:
     silos: tuple[Silo, ...]
     mixes: tuple[Mix, ...]
     server: Server
+    held_out: float = 0.0  # share of every silo's records that only evaluates the final model
 
     @classmethod
     def parse(cls, content: bytes) -> "Study":
@@ -149,6 +152,18 @@ class Study:
             raise ValueError("algorithm.ridge must be 0 or lie between 1e-9 and 1e9")
         if (reason := unfit(ALGORITHMS[self.algorithm], self.task)) is not None:
             raise ValueError(f"algorithm.name: {reason}")
+        if self.held_out and not _LEAST_HELD_OUT <= self.held_out <= 1 - _LEAST_HELD_OUT:
+            raise ValueError("evaluation.share must lie between 0.01 and 0.99")
+        if self.held_out and not self.task.is_binary:
+            raise ValueError(
+                "evaluation: a confusion matrix needs labels 0 and 1 and a model without a hidden "
+                "layer; leave the evaluation out"
+            )
+        if self.held_out and self.task.dimension < len(CELLS):
+            raise ValueError(
+                f"evaluation: a confusion matrix has {len(CELLS)} cells, and a report of this "
+                f"model only {self.task.dimension} coordinates; leave the evaluation out"
+            )
         if not (_LEAST <= self.radius <= _MOST and _LEAST <= self.clip <= _MOST):
             raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
         if self.minibatch.ratio < _LEAST:
@@ -204,16 +219,18 @@ class Study:
             asked=self.participants,
             local_steps=self.local_steps,
             ratio=self.minibatch.ratio,
+            held_out=self.held_out,
         )
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
         """How the rounds use the records."""
-        return ALGORITHMS[self.algorithm].phases(self.setting)
+        return phases_of(ALGORITHMS[self.algorithm], self.setting, self.held_out)
 
     @cached_property
     def rounds(self) -> int:
-        """As many as the algorithm asks for, and at most as many as the file allows."""
+        """As many as the algorithm asks for, at most as many as the file allows; and the one that
+        evaluates, if there is one."""
         return sum(phase.rounds for phase in self.phases)
 
     @property
@@ -261,7 +278,7 @@ def _study(top: Table, identity: StudyId) -> Study:
     algorithm.finish()
     privacy = top.table("privacy")
     clip = privacy.number("clip")
-    target, minibatch = _target(privacy), _minibatch(privacy)
+    target, minibatch = _target(privacy), _minibatch(privacy, algorithm_name)
     privacy.finish()
     batch = top.table("batch")
     batching = Batching(
@@ -273,6 +290,7 @@ def _study(top: Table, identity: StudyId) -> Study:
     batch.finish()
     mixes = tuple(_mix(row) for row in top.tables("mixes"))
     server = _server(top.table("server"))
+    held_out = _held_out(top.table("evaluation")) if top.has("evaluation") else 0.0
     top.finish()
     return Study(
         identity=identity,
@@ -291,7 +309,16 @@ def _study(top: Table, identity: StudyId) -> Study:
         silos=silos,
         mixes=mixes,
         server=server,
+        held_out=held_out,
     )
+
+
+def _held_out(table: Table) -> float:
+    share = table.number("share")
+    table.finish()
+    if share == 0:
+        raise InvalidField("evaluation.share must not be 0; leave [evaluation] out")
+    return share
 
 
 def _target(table: Table) -> PrivacyTarget:
@@ -299,7 +326,11 @@ def _target(table: Table) -> PrivacyTarget:
     return table.build(lambda: PrivacyTarget(epsilon, delta))
 
 
-def _minibatch(table: Table) -> Minibatch:
+def _minibatch(table: Table, algorithm: str) -> Minibatch:
+    if (own := ALGORITHMS[algorithm].minibatch) is not None:
+        if table.has("sampling"):
+            raise InvalidField(f"privacy.sampling: {algorithm} draws its own batches; leave it out")
+        return own
     scheme = Scheme(table.choice("sampling", [entry.value for entry in Scheme], Scheme.FULL.value))
     ratio = 1.0 if scheme is Scheme.FULL else table.number("ratio")
     return table.build(lambda: Minibatch(scheme, ratio))

@@ -169,6 +169,11 @@ class Task:
         return tuple(column for feature in self.features for column in feature.columns)
 
     @property
+    def is_binary(self) -> bool:
+        """Labels 0 and 1, told apart by the sign of a linear score."""
+        return not self.loss.is_regression and self.classes is None and self.hidden is None
+
+    @property
     def longest(self) -> float:
         """Bound on the norm of an encoded record, its bias included."""
         return sqrt(1 + self.bias**2)

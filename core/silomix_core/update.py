@@ -20,6 +20,7 @@ from silomix_core.smoothing import Smoothing
 from silomix_core.task import UNIT
 
 RESIDUAL_UNIT = 2**20
+SUM_UNIT = UNIT * RESIDUAL_UNIT  # 1, in the units of a sum
 _FARTHEST, _NEAREST = 1e200, 1e-200
 _ROWS_PER_SUM = 2**16  # 2¹⁶ rows × 2¹⁶ (feature) × 2²⁰ (residual) stays below 2⁵³
 # For speed only: blocks of 1 MiB stay in the cache; calls on few rows cost more than they save.

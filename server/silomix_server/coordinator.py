@@ -6,11 +6,10 @@ came back to the algorithm.
 
 import time
 
-import numpy as np
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.algorithms.seam import Aggregate, Query
+from silomix_core.private_evaluation import Result, study_steps
 from silomix_proto import channel_pb2_grpc, round_pb2
 from silomix_protocol import logs
 from silomix_protocol.keys import SigningKey, check_public_keys
@@ -26,7 +25,7 @@ from silomix_server.holdout import Holdout
 from silomix_server.journal import ClosedRound, Journal
 from silomix_server.leases import LeaseOffice
 from silomix_server.membership import Membership
-from silomix_server.results import append_progress, save_model
+from silomix_server.results import append_progress, save_evaluation, save_model
 from silomix_server.rounds import Outcome, Rounds
 from silomix_server.token_desk import TokenDesk
 
@@ -37,11 +36,13 @@ async def run_study(config: ServerConfig, grid: Grid) -> None:
     """Run, or go on with, the configured study; leaves the model in the state folder."""
     coordinator = Coordinator(config, grid)
     try:
-        model = await coordinator.run()
+        result = await coordinator.run()
     finally:
         await coordinator.close()
     study = config.study
-    save_model(config.state, study, model)
+    if result.evaluation is not None:
+        save_evaluation(config.state, result.evaluation)
+    save_model(config.state, study, result.model)
     logs.event("study_completed", study=study.short_id, rounds=study.rounds)
 
 
@@ -78,11 +79,11 @@ class Coordinator:
         self._void_in_a_row = 0
         self._void: list[int] = []  # rounds whose reports were not used
 
-    async def run(self) -> NDArray[np.float64]:
+    async def run(self) -> Result:
         await self._server.start()
         logs.event("study_started", study=self._study.short_id, rounds=self._study.rounds)
         plan = self._study.algorithm_plan(self._mechanism)
-        steps = algorithm(self._study.algorithm).start(plan)
+        steps = study_steps(algorithm(self._study.algorithm), plan, self._mechanism)
         query = next(steps)
         past = self._journal.rounds()
         number = len(past)
@@ -98,8 +99,17 @@ class Coordinator:
             if all(result.total is None for result in self._journal.rounds()):
                 raise StudyFailed("every round was void: there is no model") from None
             await self._membership.close("the study is complete")
-            model: NDArray[np.float64] = finished.value
-            return model
+            ended: Result = finished.value
+            self._show(ended)
+            return ended
+
+    def _show(self, result: Result) -> None:
+        found = result.evaluation
+        if found is not None:
+            error, spread = round(found.error, 5), round(found.standard_error, 5)
+            logs.event("model_evaluated", error=error, standard_error=spread)
+        elif self._study.held_out:
+            logs.warning("model_not_evaluated", reason="the round that asks for it was void")
 
     async def close(self) -> None:
         self._channel.close_lease("the coordinator stops")
@@ -145,7 +155,8 @@ class Coordinator:
         line: dict[str, object] = {
             "round": number,
             "asked": outcome.asked,
-            "accepted": outcome.result.reports,
+            "accepted": outcome.accepted,
+            "abstained": outcome.abstained,
             "dropped": outcome.dropped,
             "injected": outcome.injected,
             "repeated": outcome.repeated,
@@ -158,5 +169,9 @@ class Coordinator:
             line |= self._holdout.score(query.model)
         append_progress(self._config.state, line)
         logs.event(
-            "round_closed", round=number, accepted=outcome.result.reports, asked=outcome.asked
+            "round_closed",
+            round=number,
+            accepted=outcome.accepted,
+            abstained=outcome.abstained,
+            asked=outcome.asked,
         )

@@ -29,7 +29,7 @@ _VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class ClosedRound:
-    """The integer sum over the accepted reports of a round; no sum: the round was void."""
+    """The integer sum over so many reports of a round; no sum: the round was void."""
 
     reports: int
     total: NDArray[np.int64] | None

@@ -5,8 +5,15 @@ tokens.  A report without a token that a silo was given for this round is droppe
 share one, since nobody knows which of them is the silo's own.  `add_up`, with the mixes' release
 keys: open the rest and add its values.  A report that is not one of the mechanism's is dropped
 whole, never repaired.
+
+In a phase with check-ins silos may say that they abstain: how many do is all that is learned from
+it.  Where one report of a round is to be used, it is chosen here, and where there is none, the
+server makes one of noise alone: no silo's randomness is used twice, and a journal that has the sum
+has everything that the next step needs.
 """
 
+import os
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from silomix_core.mechanism import Mechanism
-from silomix_core.report import MalformedReport, decode_report
+from silomix_core.noise import discrete_gaussian
+from silomix_core.report import MalformedReport, decode_report, is_abstention
 from silomix_protocol.descriptor import Descriptor
 from silomix_protocol.keys import SealKey
 from silomix_protocol.onion import UnopenableLayer, open_at_server, open_gates
@@ -26,10 +34,15 @@ from silomix_server.token_desk import TokenDesk
 
 @dataclass(slots=True)
 class Opened:
-    """The sum over the accepted reports, and how many were not accepted, by reason."""
+    """The sum over the accepted reports, and how many were not accepted, by reason.
+
+    `summed` is what the sum is a sum of: the accepted reports, or one of them.
+    """
 
     total: NDArray[np.int64]
     accepted: int = 0
+    abstained: int = 0  # silos that said so
+    summed: int = 0
     unopenable: int = 0
     injected: int = 0  # without a token of this round: no silo sent them
     repeated: int = 0  # with a token that another report of the batch has, too
@@ -68,6 +81,7 @@ class Opening:
         self._wrapped: list[_Wrapped] = []
         self._room = IN_MEMORY
         self._given_up = False
+        self._check_in = mechanism.phases[mechanism.phase_of(descriptor.round)].check_in
 
     def give_up(self) -> None:
         """`unwrap`, in whatever thread it is, ends after the report at hand."""
@@ -108,16 +122,42 @@ class Opening:
 
     def add_up(self, reports: Spool, released: Sequence[SealKey]) -> Opened:
         """The sum of what was unwrapped; `released` has every mix's key, none without a gate."""
-        result = self.result
+        result, used = self.result, []
         for each in self._wrapped:
             try:
-                closed = each.closed or self._at_server(reports[each.place])[1]
-                report = open_gates(closed, released, self._descriptor.digest)
-                result.total += decode_report(report, self._mechanism)
+                values = self._values(each, reports, released)
             except UnopenableLayer:
                 result.unopenable += 1
             except MalformedReport:
                 result.malformed += 1
             else:
+                if values is None:
+                    result.abstained += 1
+                    continue
+                result.total += values
                 result.accepted += 1
+                used.append(each)
+        result.summed = result.accepted
+        if self._check_in is not None and self._check_in.lone:
+            result.total, result.summed = self._lone(used, reports, released), 1
         return result
+
+    def _values(
+        self, wrapped: _Wrapped, reports: Spool, released: Sequence[SealKey]
+    ) -> NDArray[np.int64] | None:
+        """What a report says; None if it says that its silo abstains."""
+        closed = wrapped.closed or self._at_server(reports[wrapped.place])[1]
+        report = open_gates(closed, released, self._descriptor.digest)
+        if self._check_in is not None and is_abstention(report, self._mechanism):
+            return None
+        return decode_report(report, self._mechanism)
+
+    def _lone(
+        self, used: Sequence[_Wrapped], reports: Spool, released: Sequence[SealKey]
+    ) -> NDArray[np.int64]:
+        """One of the accepted reports, all alike; noise alone if there is none."""
+        if used:
+            values = self._values(secrets.choice(used), reports, released)
+            if values is not None:
+                return values
+        return discrete_gaussian(self._mechanism.dimension, os.urandom)

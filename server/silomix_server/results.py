@@ -1,16 +1,19 @@
-"""What a study leaves in the server's state folder: a line per round, and the model."""
+"""What a study leaves in the server's state folder: a line per round, the model, what the silos'
+held-out records say of it."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from silomix_core.private_evaluation import Evaluation
 from silomix_core.study import Study
 
 from silomix_server.config import ServerConfig
 
 PROGRESS = "progress.jsonl"
 MODEL = "model.npz"
+EVALUATION = "evaluation.json"
 
 
 def append_progress(state: Path, line: dict[str, object]) -> None:
@@ -25,6 +28,20 @@ def progress(state: Path) -> list[dict[str, float]]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def save_evaluation(state: Path, evaluation: Evaluation) -> None:
+    text = json.dumps(evaluation.to_json(), indent=2) + "\n"
+    (state / EVALUATION).write_text(text, encoding="utf-8")
+
+
+def saved_evaluation(state: Path) -> dict[str, object] | None:
+    """What `save_evaluation` wrote, if the study has an evaluation."""
+    try:
+        found: dict[str, object] = json.loads((state / EVALUATION).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
 
 
 def save_model(state: Path, study: Study, model: NDArray[np.float64]) -> None:

@@ -38,6 +38,8 @@ class Outcome:
     asked: int  # silos
     attempts: int
     dropped: int  # reports, along the chain and here
+    accepted: int = 0
+    abstained: int = 0  # silos that said so: nobody knows which
     injected: int = 0  # of those: without a token of the round
     repeated: int = 0  # of those: with a token that another report had, too
 
@@ -212,12 +214,14 @@ class Rounds:
                 token_used_twice=opened.repeated,
                 hint="somebody in the chain put reports of its own into the batch",
             )
-        enough = opened.accepted >= self._study.batching.minimum
+        enough = opened.accepted + opened.abstained >= self._study.batching.minimum
         return Outcome(
-            result=ClosedRound(opened.accepted, opened.total if enough else None),
+            result=ClosedRound(opened.summed, opened.total if enough else None),
             asked=course.asked,
             attempts=len(course.tried),
             dropped=batch.dropped + opened.dropped,
+            accepted=opened.accepted,
+            abstained=opened.abstained,
             injected=opened.injected,
             repeated=opened.repeated,
         )

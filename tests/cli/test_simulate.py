@@ -19,12 +19,14 @@ SMALL = SimulateOptions(
     participants=None,
     algorithms=("noisy-mb-sgd",),
     epsilons=(4.0,),
+    central=False,
     delta=1e-5,
     rounds=20,
     clip=0.25,
     radius=50.0,
     ridge=0.0,
     goal=Goal(),
+    evaluation=None,
     seeds=1,
     processes=1,
     json=None,
@@ -36,6 +38,8 @@ SMALL = SimulateOptions(
 def test_every_algorithm_learns_something(name: str) -> None:
     """The commoner label is wrong for 37 of 100; the same seed gives the same model."""
     options = replace(SMALL, rounds=60 if "one-pass" in name else 200)
+    if "check-ins" in name or "shuffled" in name:  # one report, or one record in each
+        options = replace(options, silos=20)
     first, again = (run_trial(options, Trial(name, 50.0, 3)) for _ in range(2))
     assert first == again
     assert first.rounds <= options.rounds
@@ -108,6 +112,15 @@ def test_a_hidden_layer_learns_what_no_line_can_tell_apart(tmp_path: Path) -> No
     assert outcome.error < 0.15
 
 
+def test_the_silos_own_evaluation_agrees_with_the_hold_out() -> None:
+    """142 and 128 records held out, ε = 50: within 5 standard deviations of sampling."""
+    found = run_trial(replace(SMALL, evaluation=0.3), Trial("noisy-mb-sgd", 50.0, 3))
+    assert found.rounds == SMALL.rounds + 1
+    assert found.evaluation is not None
+    assert found.evaluation.standard_error < 0.01
+    assert abs(found.evaluation.error - found.error) < 5 * (0.09 / 142 + 0.09 / 128) ** 0.5
+
+
 def test_more_privacy_costs_error() -> None:
     errors = [
         np.mean([run_trial(SMALL, Trial("noisy-mb-sgd", epsilon, seed)).error for seed in (1, 2)])
@@ -120,7 +133,7 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
     arguments = [
         *("simulate", "--data", "breast-cancer", "--silos", "3", "--participants", "2"),
         *("--algorithm", "noisy-mb-sgd,localized-mb-sgd", "--epsilon", "2,8", "--seeds", "2"),
-        *("--rounds", "12", "--processes", "2"),
+        *("--rounds", "12", "--processes", "2", "--evaluation", "0.2"),
         *("--json", str(tmp_path / "sim.json"), "--png", str(tmp_path / "sim.png")),
     ]
     result = CliRunner().invoke(app, arguments)
@@ -135,6 +148,8 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
     for line in lines:
         assert 0 < line["error"] < 60
         assert line["excess_margin"] >= 0  # 0: both seeds have the same excess
+        assert line["evaluated_noise"] > 0
+        assert -60 < line["evaluated_error"] < 160
     assert "one record replaced" in " ".join(result.output.split())
     assert (tmp_path / "sim.png").read_bytes().startswith(b"\x89PNG")
 
@@ -160,6 +175,16 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
         (["--loss", "multinomial"], "classes belong to the multinomial loss"),
         (["--epsilon", "one"], "--epsilon 'one': use numbers separated by commas"),
         (["--epsilon", "-1"], "epsilon"),
+        (
+            ["--central-epsilon", "1", "--evaluation", "0.2", "--algorithm", "shuffled-mb-sgd"],
+            "shuffled-mb-sgd without --evaluation",
+        ),
+        (["--central-epsilon", "1"], "needs reports of one record: shuffled-mb-sgd"),
+        (
+            ["--central-epsilon", "1", "--algorithm", "shuffled-mb-sgd", "--processes", "1"],
+            "shuffling 5 reports gains nothing at a central epsilon of 1: from about ",
+        ),
+        (["--evaluation", "2"], "--evaluation 2.0: use a share from 0.01 to 0.99"),
         (["--participants", "9"], "--participants 9: use 1 to 5"),
         (["--data", "nowhere"], "no data set 'nowhere'"),
         (["--json", "no/such/folder/x.json"], "there is no such folder"),

@@ -120,7 +120,7 @@ def test_a_ledger_that_charges_rounds_instead_of_steps_is_caught(
     made = altered(copied(template, tmp_path / "c"), FIVE_STEPS)
     approved_silo(made)
     decide = Ledger._decide
-    monkeypatch.setattr(Ledger, "_decide", lambda *given: (*decide(*given)[:2], 1))
+    monkeypatch.setattr(Ledger, "_decide", lambda *given: (*decide(*given)[:2], 1, True))
     with pytest.raises(AssertionError):
         check_charges(made)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from silomix.consortium import Consortium
+from silomix.demo.run import DemoOptions, prepare
 from silomix_client.approve import approve, review
 from silomix_client.config import SiloConfig, load
 from silomix_client.errors import BudgetExhausted, NotApproved
@@ -293,3 +294,21 @@ def test_a_silo_with_its_own_epsilon_sets_the_noise_and_the_others_lose_less(
 
 def test_schemes_have_the_names_of_the_study_file() -> None:
     assert [scheme.value for scheme in Scheme] == ["full", "poisson", "without-replacement"]
+
+
+def test_a_sample_silo_has_room_for_one_record_reports(tmp_path: Path) -> None:
+    """As `consortium init` and the demo make it: a Rényi policy that holds this study."""
+    options = DemoOptions(
+        tmp_path / "c", algorithm="shuffled-mb-sgd", silos=3, mixes=1, rounds=4, epsilon=6.0
+    )
+    made, _ = prepare(options)
+    config = approved_silo(made)
+    ledger = open_ledger(config)
+    desk = open_desk(config, made.study, ledger)
+    for number in range(1, 5):
+        desk.answer(asked(made, number))
+    event = made.study.mechanism().event(ledger.approval(made.study.identity).participant)
+    assert ledger.spending(made.study.identity).phases == (((event, 4),),)
+    assert event.ratio == 1 / made.study.silos[0].records
+    verify(ledger)
+    ledger.close()

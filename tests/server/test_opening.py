@@ -1,13 +1,18 @@
 """Opening a batch: the sum of what silos sent, and of nothing that somebody else put there."""
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from silomix_core.noise import SIGMA_UNITS
+from silomix_core.report import encode_report
 from silomix_protocol.keys import SealKey, write_secret
 from silomix_protocol.tokens import TOKEN_BYTES, issuer
 from silomix_server.opening import Opened, Opening
@@ -53,7 +58,7 @@ def opened(
 
 
 def counts(result: Opened) -> dict[str, int]:
-    named = ("accepted", "unopenable", "injected", "repeated", "malformed")
+    named = ("accepted", "abstained", "unopenable", "injected", "repeated", "malformed")
     return {name: getattr(result, name) for name in named if getattr(result, name)}
 
 
@@ -117,6 +122,75 @@ def test_one_wrong_release_key_opens_nothing(tmp_path: Path) -> None:
     result = opened(tmp_path, round_, [reported(round_, 7)], wrong)
     assert counts(result) == {"unopenable": 1}
     assert not np.any(result.total)
+
+
+# Check-ins ---------------------------------------------------------------------------------------
+
+
+def checking_in(name: str) -> Parties:
+    return replace(PARTIES, study=replace(PARTIES.study, algorithm=name))
+
+
+def abstaining(round_: Round) -> bytes:
+    mechanism = round_.study.mechanism()
+    values = np.zeros(mechanism.dimension, dtype=np.int64)
+    return round_.payload(encode_report(values, mechanism, takes_part=False))
+
+
+def test_who_abstains_is_counted_and_not_summed(tmp_path: Path) -> None:
+    round_ = asked(checking_in("check-ins-averaged"))
+    batch = [gated(round_, abstaining(round_)) for _ in range(3)]
+    batch[1:1] = [reported(round_, 5), reported(round_, 20)]
+    result = opened(tmp_path, round_, batch)
+    assert counts(result) == {"accepted": 2, "abstained": 3}
+    assert (result.dropped, result.summed) == (0, 2)
+    assert set(result.total.tolist()) == {25}
+
+
+def test_an_abstention_where_everybody_takes_part_is_no_report(tmp_path: Path) -> None:
+    round_ = asked()
+    batch = [gated(round_, abstaining(round_)), reported(round_, 5)]
+    assert counts(opened(tmp_path, round_, batch)) == {"accepted": 1, "malformed": 1}
+
+
+def test_abstentions_that_share_a_token_are_dropped_too(tmp_path: Path) -> None:
+    round_ = asked(checking_in("check-ins-averaged"))
+    shared = abstaining(round_)
+    report = shared[:TOKEN_BYTES] + report_of(round_.study, 5)
+    batch = [gated(round_, shared), gated(round_, report), reported(round_, 1)]
+    result = opened(tmp_path, round_, batch)
+    assert counts(result) == {"accepted": 1, "repeated": 2}
+    assert set(result.total.tolist()) == {1}
+
+
+def test_of_the_reports_of_a_slot_one_is_used_each_as_often(tmp_path: Path) -> None:
+    """Three reports, one of them dropped for its token, 300 openings: χ², false alarm 10⁻⁶."""
+    round_ = asked(checking_in("check-ins-fixed"))
+    twice = round_.payload(report_of(round_.study, 9))
+    batch = [gated(round_, twice), *(reported(round_, value) for value in (1, 2, 3))]
+    batch += [gated(round_, twice), gated(round_, abstaining(round_))]
+    used: Counter[int] = Counter()
+    for _ in range(300):
+        result = opened(tmp_path, round_, batch)
+        assert counts(result) == {"accepted": 3, "abstained": 1, "repeated": 2}
+        assert result.summed == 1
+        (value,) = set(result.total.tolist())
+        used[value] += 1
+    assert set(used) == {1, 2, 3}
+    assert stats.chisquare(list(used.values())).pvalue > 1e-6
+
+
+def test_a_slot_without_a_report_is_noise_alone(tmp_path: Path) -> None:
+    """Fresh noise of the mechanism's size: within 6 standard deviations, and never twice."""
+    round_ = asked(checking_in("check-ins-fixed"))
+    batch = [gated(round_, abstaining(round_)) for _ in range(3)]
+    dummies = [opened(tmp_path, round_, batch) for _ in range(100)]
+    assert all(counts(each) == {"abstained": 3} and each.summed == 1 for each in dummies)
+    values = np.concatenate([each.total for each in dummies]) / SIGMA_UNITS
+    assert len(set(values.tolist())) > 0.99 * len(values)
+    assert abs(values).max() < 6
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(values))  # false alarm 10⁻⁶
+    assert low < (values**2).sum() < high
 
 
 @settings(max_examples=25, deadline=None)

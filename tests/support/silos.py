@@ -351,7 +351,12 @@ def respond(
 
 
 def opened(made: Consortium, report: StoredReport) -> NDArray[np.int64]:
-    """The integers that the server reads after every mix took its layer off and its gate away."""
+    """The integers that the server reads."""
+    return decode_report(plaintext(made, report), made.study.mechanism())
+
+
+def plaintext(made: Consortium, report: StoredReport) -> bytes:
+    """What the server reads after every mix took its layer off and its gate away."""
     descriptor = report.descriptor
     attempted = round_of(made, descriptor.round, descriptor.attempt)
     layer = report.onion
@@ -359,7 +364,7 @@ def opened(made: Consortium, report: StoredReport) -> NDArray[np.int64]:
         layer = open_layer(layer, mix.seal, hop, descriptor.digest)
     payload = replace(attempted, descriptor=descriptor).open_with_token(layer)
     start = TOKEN_BYTES if made.study.batching.tokens else 0
-    return decode_report(payload[start:], made.study.mechanism())
+    return payload[start:]
 
 
 # An independent, slow update: Python integers, one record at a time ------------------------------

@@ -64,6 +64,40 @@ def test_breast_cancer_and_a_csv_file_run_too(tmp_path: Path) -> None:
         assert "test error" in ended.stdout
 
 
+def test_silos_that_check_in_secretly_learn_and_evaluate_a_model(tmp_path: Path) -> None:
+    """Everybody reports in every round; each takes part in one, and in the evaluation.
+
+    The silos' hold-out and the public one are samples of the same: 800 and 4000 records, so the
+    errors differ by less than 5 of their standard deviations and of the noise.
+    """
+    arguments = "--algorithm check-ins-averaged --evaluation 0.4 --silos 4 --mixes 1 --rounds 6"
+    ended = silomix(
+        *("demo", "--plain", *arguments.split(), "--epsilon", "4", "--json", "out.json"),
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert (summary["rounds"], summary["rounds_void"], summary["reports_dropped"]) == (7, 0, 0)
+    assert summary["reports_accepted"] == 4 + 4
+    assert [line["rounds_answered"] for line in summary["ledgers"]] == [2] * 4
+    assert max(line["epsilon_spent"] for line in summary["ledgers"]) <= 4 + 1e-9
+    progress = tmp_path / "silomix-demo" / "server" / "state" / "progress.jsonl"
+    lines = [json.loads(line) for line in progress.read_text().splitlines()]
+    assert [line["accepted"] + line["abstained"] for line in lines] == [4] * 7
+    assert sum(line["abstained"] for line in lines[:6]) == 20
+    assert lines[-1]["abstained"] == 0
+    found = summary["evaluation"]
+    assert found["reports"] == 4
+    assert 0 < found["standard_error"] < 0.02
+    assert abs(sum(found["confusion"].values()) - 1) < 1e-9
+    wrong = found["confusion"]["false_positive"] + found["confusion"]["false_negative"]
+    assert abs(found["error"] - wrong) < 1e-9
+    sampled = (0.25 / 800 + 0.25 / 4000 + found["standard_error"] ** 2) ** 0.5
+    assert abs(found["error"] - summary["test_error"]) < 5 * sampled
+    assert "by the silos" in ended.stdout
+    assert "(3 abstain)" in ended.stdout or "(4 abstain)" in ended.stdout
+
+
 def test_bad_input_leaves_an_earlier_demo_alone(tmp_path: Path) -> None:
     earlier = tmp_path / "silomix-demo"
     earlier.mkdir()
@@ -82,6 +116,8 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         "--delta 2": "delta",
         "--algorithm magic": "noisy-mb-sgd",
         "--minimum-batch 9 --silos 5": "there are only 5 silos",
+        "--evaluation 1.5": "a share from 0.01 to 0.99",
+        "--central-epsilon 1": "needs reports of one record: shuffled-mb-sgd",
         "--json nowhere/out.json": "no such folder",
     }
     for arguments, hint in cases.items():

@@ -79,7 +79,7 @@ def _study_panel(moment: Moment) -> Panel:
     grid.add_row("round", bar)
     if last:
         grid.add_row("loss on hold-out", f"{last['loss']:.4f} (error {100 * last['error']:.1f} %)")
-        grid.add_row("reports in batch", f"{int(last['accepted'])} of {int(last['asked'])}")
+        grid.add_row("reports in batch", _came(last, " of "))
     spent = max(moment.epsilon_spent.values(), default=0.0)
     grid.add_row(
         "ε spent",
@@ -108,11 +108,17 @@ def _process_table(moment: Moment) -> Table:
     return table
 
 
+def _came(line: dict[str, float], of: str) -> str:
+    abstained = int(line["abstained"])
+    told = f" ({abstained} abstain)" if abstained else ""
+    return f"{int(line['accepted']) + abstained}{of}{int(line['asked'])}{told}"
+
+
 def _round_line(line: dict[str, float], rounds: int) -> str:
     void = " (void: too few reports)" if line["void"] else ""
     return (
         f"round {int(line['round']):>3}/{rounds}  loss {line['loss']:.4f}  "
         f"error {100 * line['error']:5.2f} %  "
-        f"reports {int(line['accepted'])}/{int(line['asked'])}  "
+        f"reports {_came(line, '/')}  "
         f"{1000 * line['seconds']:6.1f} ms{void}"
     )

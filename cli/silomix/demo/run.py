@@ -22,11 +22,12 @@ from silomix_client.config import MAIN
 from silomix_client.config import load as load_silo
 from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
-from silomix_core.algorithms import auto
+from silomix_core.algorithms import auto, shuffled
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.central_target import local_target
 from silomix_core.study import Study
 from silomix_core.task import Task
-from silomix_server.results import progress
+from silomix_server.results import progress, saved_evaluation
 
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.data import load
@@ -61,6 +62,7 @@ class DemoOptions:
     mixes: int = 2
     rounds: int = 40
     epsilon: float = 2.0
+    central_epsilon: float | None = None  # instead of the local one
     delta: float = 1e-6
     algorithm: str = "noisy-mb-sgd"
     data: str = "cohorts"
@@ -69,6 +71,7 @@ class DemoOptions:
     seed: int = 1
     participants: int | None = None
     local_steps: int | None = None
+    evaluation: float | None = None
     minimum_batch: int | None = None
     gate: bool = True
     tokens: bool = True
@@ -125,11 +128,35 @@ def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
         target = PrivacyTarget(options.epsilon, options.delta)
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
+    if options.evaluation is not None and not 0.01 <= options.evaluation <= 0.99:
+        raise DemoFailed(f"--evaluation {options.evaluation}: use a share from 0.01 to 0.99")
     if options.asked > options.silos:
         raise DemoFailed(f"--participants {options.asked}: there are only {options.silos} silos")
     if options.minimum > options.asked:
         raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.asked} silos")
-    return target, load(options.data, options.label, options.silos, options.seed, options.goal)
+    data = load(options.data, options.label, options.silos, options.seed, options.goal)
+    return _behind_the_mixes(options, data) or target, data
+
+
+def _behind_the_mixes(options: DemoOptions, data: DemoData) -> PrivacyTarget | None:
+    """The local target that a central one amounts to, if one was asked for."""
+    if options.central_epsilon is None:
+        return None
+    if options.algorithm != shuffled.ALGORITHM.name or options.evaluation is not None:
+        raise DemoFailed(
+            "--central-epsilon needs reports of one record: shuffled-mb-sgd without --evaluation"
+        )
+    try:
+        return local_target(
+            PrivacyTarget(options.central_epsilon, options.delta),
+            [len(silo.labels) for silo in data.silos],
+            minimum_batch=options.minimum,
+            rounds=options.rounds,
+            clip=CLIP,
+            dimension=data.task.dimension,
+        )
+    except ValueError as bad:
+        raise DemoFailed(f"--central-epsilon {options.central_epsilon:g}: {bad}") from bad
 
 
 def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Consortium:
@@ -148,6 +175,7 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         tokens=options.tokens,
         participants=options.participants,
         local_steps=options.local_steps,
+        held_out=options.evaluation,
     )
     return lay_out(
         options.out,
@@ -309,6 +337,7 @@ def _finish(
         algorithm=made.study.algorithm,
         data=data.name,
         study=made.study.identity.hex(),
+        evaluation=saved_evaluation(state),
     )
     draw(rounds, summary, made.study, options.out / "study.png")
     (options.out / "summary.json").write_text(summary.to_json(), encoding="utf-8")

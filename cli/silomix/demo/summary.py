@@ -5,10 +5,12 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from silomix_core.accounting.composition import epsilon_of
 from silomix_core.accounting.events import ADJACENCY
+from silomix_core.private_evaluation import CELLS
 from silomix_core.study import Study
 
 PROTECTS_AGAINST = "the server, all mixes, the network and all other silos, colluding"
@@ -43,6 +45,7 @@ class Summary:
     algorithm: str
     data: str
     study: str
+    evaluation: dict[str, Any] | None = None  # by the silos' held-out records, if they have any
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -53,6 +56,9 @@ def table(summary: Summary) -> Table:
     result.add_column(style="bold")
     result.add_column()
     result.add_row("test error", f"{100 * summary.test_error:.2f} %")
+    if (found := summary.evaluation) is not None:
+        for name, text in _evaluated(found):
+            result.add_row(name, text)
     result.add_row("pooled, non-private", f"{100 * summary.pooled_error:.2f} %")
     result.add_row("always the same answer", f"{100 * summary.majority_error:.2f} %")
     result.add_row(
@@ -78,6 +84,20 @@ def table(summary: Summary) -> Table:
     peaks = ", ".join(f"{role} {peak:.0f}" for role, peak in sorted(summary.peak_rss_mb.items()))
     result.add_row("peak memory, MB", peaks)
     return result
+
+
+def _evaluated(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Shares in percent, ± the noise's standard deviation."""
+    cells = found["confusion"]
+    shown = ", ".join(f"{name.replace('_', ' ')} {100 * cells[name]:.1f}" for name in CELLS)
+    return [
+        (
+            "by the silos",
+            f"{100 * found['error']:.2f} % ± {100 * found['standard_error']:.2f} on the records "
+            "that they held out (± is the noise)",
+        ),
+        ("confusion, %", f"{shown} (each ± {100 * found['cell_standard_error']:.2f})"),
+    ]
 
 
 def write_metrics(progress: list[dict[str, float]], path: Path) -> None:
@@ -123,13 +143,14 @@ def draw(progress: list[dict[str, float]], summary: Summary, study: Study, path:
 
 
 def _spent_by_round(study: Study, rounds: int) -> list[float]:
-    """ε that the smallest silo has spent after each round, if it answered all: worst of phases."""
+    """The most ε that the smallest silo can have spent after each round: worst of phases."""
     mechanism, answered = study.mechanism(), Counter[int]()
     silo = study.participant(min(study.silos, key=lambda each: each.records))
     spent = [0.0]
     for number in range(1, rounds + 1):
         phase = mechanism.phase_of(number)
-        answered[phase] += mechanism.phases[phase].steps
+        known = mechanism.phases[phase]
+        answered[phase] = min(answered[phase] + known.steps, known.events)
         event = mechanism.event(silo, phase)
         spent.append(max(spent[-1], epsilon_of([(event, answered[phase])], silo.target.delta)))
     return spent[1:]

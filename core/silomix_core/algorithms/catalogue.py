@@ -2,9 +2,11 @@
 
 from silomix_core.algorithms import (
     accelerated,
+    check_ins,
     local_updates,
     localized,
     noisy_mb_sgd,
+    shuffled,
     smoothed,
 )
 from silomix_core.algorithms.seam import Algorithm
@@ -26,6 +28,10 @@ _ALL = (
     local_updates.FED_SGD,
     local_updates.SCAFFOLD,
     local_updates.WARM_SCAFFOLD,
+    check_ins.FIXED,
+    check_ins.AVERAGED,
+    check_ins.SLIDING,
+    shuffled.ALGORITHM,
 )
 ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.mechanism import Phase
+from silomix_core.mechanism import Minibatch, Phase
 from silomix_core.smoothing import Smoothing
 
 Point = NDArray[np.float64]
@@ -36,7 +36,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """The mean of the accepted reports of one round, and how many they were."""
+    """The mean of the accepted reports of one round, and how many they were.
+
+    Of none, it is 0: in a round with check-ins nobody may have come.
+    """
 
     gradient: Point
     reports: int
@@ -44,7 +47,7 @@ class Aggregate:
     @classmethod
     def of(cls, total: NDArray[np.int64], reports: int, grid: float) -> "Aggregate":
         """From the sum of the reports' integers."""
-        return cls(total.astype(np.float64) * (grid / reports), reports)
+        return cls(total.astype(np.float64) * (grid / max(reports, 1)), reports)
 
 
 Steps = Generator[Query, Aggregate | None, Point]
@@ -149,7 +152,8 @@ class Algorithm:
 
     theorem: what it implements and where that stands; advice: when to use it; local: how silos
     walk, if they do; takes_local_steps: whether the study says how many steps; smoothing: what
-    silos do to a loss with kinks before they differentiate it.
+    silos do to a loss with kinks before they differentiate it; minibatch: what a round draws, where
+    the study may not choose.
     """
 
     name: str
@@ -162,6 +166,7 @@ class Algorithm:
     local: Callable[[AlgorithmPlan], LocalSteps] | None = None
     takes_local_steps: bool = False
     smoothing: Callable[[Setting], Smoothing | None] = _as_it_is
+    minibatch: Minibatch | None = None
 
     @property
     def smooths(self) -> bool:

@@ -100,7 +100,7 @@ class Request:
             clip=self.clip,
             dimension=self.dimension,
             phases=algorithm(self.algorithm).phases(self.setting(epsilon, rounds)),
-            minibatch=self.minibatch,
+            minibatch=algorithm(self.algorithm).minibatch or self.minibatch,
         )
 
 

@@ -4,14 +4,15 @@ Only public numbers enter: how many silos, records and coordinates, the mechanis
 algorithm.  The records are made up: features uniform within their bounds, scaled into the unit ball
 as `Task` does it, labels drawn from a logistic model whose scores have standard deviation 3.  Each
 round the algorithm gets the exact mean of the clipped gradients plus Gaussian noise σ/√N, what the
-mean of N reports would have.  (Floating-point noise from a seeded generator: nobody's privacy
-depends on it.)
+mean of N reports would have; with check-ins, of the records and reports of those silos that chose
+the round.  (Floating-point noise from a seeded generator: nobody's privacy depends on it.)
 
 Errors are *excess* errors: expected error on fresh records, less that of logistic regression
 without privacy on the same records.  What too few rounds lose is in it, what too few records lose
 is not.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from silomix_core.accounting.events import Scheme
 from silomix_core.algorithms.seam import Aggregate, Algorithm, Setting
+from silomix_core.attendance import attend
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism
 from silomix_core.pooled import logistic_regression
@@ -129,20 +131,49 @@ def excess_errors(
     clips = np.array([each.clip for each in mechanisms])
     caps = clips / np.linalg.norm(data.features, axis=1)[:, None]
     pools = _pools(first, len(data.labels), rng)
+    coming = _coming(first, shape.silos, rng)
     for number in range(1, first.rounds + 1):
         phase = first.phase_of(number)
         points = np.stack([query.point for query in queries], axis=1)
+        silos, reports = coming(number)
         rows = _batch_rows(first, shape, phase, pools[phase], rng)
-        means = _clipped_means(data, caps, points, rows)
-        noise = rng.standard_normal(shape.dimension) / sqrt(shape.silos)
+        if silos < shape.silos:
+            rows = _of_some(rows, silos / shape.silos, len(data.labels), rng)
+        means = _clipped_means(data, caps, points, rows) * bool(silos)
+        noise = rng.standard_normal(shape.dimension) / sqrt(max(reports, 1)) * bool(reports)
         for index, run in enumerate(runs):
             gradient = means[:, index] + mechanisms[index].sigma(phase) * noise
             try:
-                queries[index] = run.send(Aggregate(gradient, shape.silos))
+                queries[index] = run.send(Aggregate(gradient, reports))
             except StopIteration as end:
                 models.append(end.value)
         advance()
     return [data.error(model) - data.baseline_error for model in models]
+
+
+def _coming(
+    mechanism: Mechanism, silos: int, rng: np.random.Generator
+) -> Callable[[int], tuple[int, int]]:
+    """Of a round, how many silos' records count in it and how many reports are averaged."""
+    chosen: Counter[int | None] = Counter()
+    if any(phase.check_in for phase in mechanism.phases):
+        for place in range(silos):
+            chosen.update(attend(mechanism, place, rng.bytes).chosen.values())
+
+    def coming(number: int) -> tuple[int, int]:
+        check_in = mechanism.phases[mechanism.phase_of(number)].check_in
+        if check_in is None:
+            return silos, silos
+        return (min(1, chosen[number]), 1) if check_in.lone else (chosen[number],) * 2
+
+    return coming
+
+
+def _of_some(rows: Rows, share: float, records: int, rng: np.random.Generator) -> Rows:
+    """The part of the rows that belongs to some of the silos."""
+    candidates = np.arange(records) if isinstance(rows, slice) else rows
+    size = max(1, round(share * len(candidates)))
+    return rng.choice(candidates, size, replace=False)
 
 
 def _pools(mechanism: Mechanism, records: int, rng: np.random.Generator) -> list[Rows]:
