@@ -49,12 +49,18 @@ class QueryReader:
         # Also false for NaN; the largest coordinate first, since a square may overflow.
         if not (np.abs(point).max() <= radius and np.linalg.norm(point) <= radius):
             raise RefusedQuery("the point lies outside the study's ball")
-        if not self._study.has_control:
+        if not self._has_control(descriptor.round):
             if message.control or message.void:
                 raise RefusedQuery("the query says more than a point")
             return Question(descriptor.round, point), frozenset()
         control = self._control(message.control, descriptor.round)
         return Question(descriptor.round, point, control), _void(message, descriptor.round)
+
+    def _has_control(self, round_number: int) -> bool:
+        """Not when the model is evaluated."""
+        if not self._study.has_control:
+            return False
+        return self._mechanism.phases[self._mechanism.phase_of(round_number)].control
 
     def _control(self, encoded: bytes, round_number: int) -> NDArray[np.float64]:
         """A mean of control variates: no farther out than a mean of noised gradients can be."""

@@ -6,8 +6,10 @@ what the silo keeps.  So reports show, to the integer, what a silo took for its 
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +21,12 @@ from silomix_client.errors import BudgetExhausted, RefusedQuery
 from silomix_client.inclusion import Inclusion
 from silomix_client.ledger import Ledger
 from silomix_client.ledger_check import verify
+from silomix_core.losses import LossName
 from silomix_core.mechanism import Phase
+from silomix_core.task import Feature, Scaling, Task
 from silomix_protocol.keys import SigningKey
 from support.children import child
+from support.consortia import make_consortium
 from support.controls import ONE_STEP, POINTS, answer_at, include, plain_gradients
 from support.silos import (
     NOW,
@@ -123,6 +128,37 @@ def test_a_ledger_that_charges_rounds_instead_of_steps_is_caught(
     monkeypatch.setattr(Ledger, "_decide", lambda *given: (*decide(*given)[:2], 1, True))
     with pytest.raises(AssertionError):
         check_charges(made)
+
+
+def test_the_round_that_evaluates_has_no_control_variates(tmp_path: Path) -> None:
+    features = tuple(Feature(f"x{place}", -1.0, 1.0, 0.0) for place in range(4))
+    task = Task(LossName.LOGISTIC, "outcome", features, Scaling.UNIT_BALL, bias=0.3)
+    made = altered(
+        make_consortium(tmp_path / "c", rounds=2, task=task),
+        FIVE_STEPS,
+        ("[batch]", "[evaluation]\nshare = 0.3\n\n[batch]"),
+    )
+    config = approved_silo(made)
+    ledger = open_ledger(config)
+    desk = open_desk(config, made.study, ledger)
+    for number in (1, 2):
+        desk.answer(asked(made, number))
+    control = query_at(np.zeros(5), np.zeros(5), ())
+    with pytest.raises(RefusedQuery, match="says more than a point"):
+        desk.answer(replace(asked(made, 3), **hostile_query(made, 3, control)))
+    desk.answer(asked(made, 3))
+    silo, delta = made.study.participant(made.study.silos[0]), made.study.target.delta
+    spent = ledger.spending(made.study.identity)
+    assert spent.rounds == 3
+    assert [count for ((_, count),) in spent.phases] == [10, 1]
+    assert spent.epsilon(delta) == pytest.approx(made.study.mechanism().epsilon(silo), rel=1e-9)
+    verify(ledger)
+    ledger.close()
+
+
+def hostile_query(made: Consortium, number: int, query: bytes) -> dict[str, Any]:
+    """Another query under a descriptor that covers it."""
+    return {"query": query, "descriptor": round_of(made, number, query=query).descriptor}
 
 
 def test_a_policy_without_room_for_every_step_refuses_the_study(

@@ -230,7 +230,12 @@ def asked(
 ) -> AskedRound:
     """What an honest server asks in a round: descriptor, query and keys, as the desk gets them."""
     origin = np.zeros(made.study.task.dimension)
-    control = origin if made.study.has_control else None
+    mechanism = made.study.mechanism()
+    has_control = (
+        round_number <= mechanism.rounds
+        and mechanism.phases[mechanism.phase_of(round_number)].control
+    )
+    control = origin if has_control else None
     query = query_at(origin if point is None else point, control, void)
     attempted = round_of(made, round_number, attempt, query=query, silos=silos)
     return AskedRound(
