@@ -1,6 +1,8 @@
 """The experiments that `silomix reproduce` knows."""
 
-from silomix.reproduce import loc, rc
+from silomix.reproduce import loc, lr, rc
 from silomix.reproduce.experiment import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (loc.EXPERIMENT, rc.EXPERIMENT)}
+EXPERIMENTS: dict[str, Experiment] = {
+    each.name: each for each in (loc.EXPERIMENT, lr.EXPERIMENT, rc.EXPERIMENT)
+}
