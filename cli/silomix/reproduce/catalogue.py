@@ -3,6 +3,5 @@
 from silomix.reproduce import loc, lr, rc
 from silomix.reproduce.experiment import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {
-    each.name: each for each in (loc.EXPERIMENT, lr.EXPERIMENT, rc.EXPERIMENT)
-}
+_ALL = (loc.EXPERIMENT, lr.EXPERIMENT, rc.EXPERIMENT)
+EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in _ALL}

@@ -1,6 +1,7 @@
 """Medical charges from insurance.csv, and the silos that Lowy and Razaviyayn (2023), §5 make of it.
 
-Nothing is fitted: bounds are what anybody would say of ages, body mass indices and charges.
+Nothing is fitted: bounds are what anybody would say of ages, body mass indices and charges
+(`TASK`), or who knows what kind of insurance it is (`NARROW`).
 """
 
 import csv
@@ -25,21 +26,29 @@ _SHARE = 0.8  # of the records; the others are the test set
 _COLUMNS = ("age", "sex", "bmi", "children", "smoker", "region", "charges")
 _REGIONS = ("northeast", "northwest", "southeast", "southwest")
 NEEDS = f"{FILE} (Choi 2018, Medical insurance charges; columns {', '.join(_COLUMNS)})"
-TASK = Task(
-    LossName.SQUARED,
-    "charges",
-    (
-        Feature("age", 0.0, 100.0, 50.0),
-        Feature("male", 0.0, 1.0, 0.0),
-        Feature("bmi", 10.0, 60.0, 35.0),
-        Feature("children", 0.0, 10.0, 0.0),
-        Feature("smoker", 0.0, 1.0, 0.0),
-        *(Feature(region, 0.0, 1.0, 0.0) for region in _REGIONS),
-    ),
-    Scaling.UNIT_BALL,
-    bias=0.3,
-    label_bounds=(0.0, 65000.0),
-)
+
+
+def _task(age: tuple[float, float], children: tuple[float, float]) -> Task:
+    return Task(
+        LossName.SQUARED,
+        "charges",
+        (
+            Feature("age", *age, missing=50.0),
+            Feature("male", 0.0, 1.0, missing=0.0),
+            Feature("bmi", 10.0, 60.0, missing=30.0),
+            Feature("children", *children, missing=0.0),
+            Feature("smoker", 0.0, 1.0, missing=0.0),
+            *(Feature(region, 0.0, 1.0, missing=0.0) for region in _REGIONS),
+        ),
+        Scaling.UNIT_BALL,
+        bias=0.3,
+        label_bounds=(0.0, 65000.0),
+    )
+
+
+TASK = _task(age=(0.0, 100.0), children=(0.0, 10.0))
+# for those who know that everybody insured here is of working age; others would be clamped
+NARROW = _task(age=(18.0, 65.0), children=(0.0, 5.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +121,14 @@ def _numbers(path: Path, number: int, line: tuple[str, ...]) -> tuple[float, ...
         raise Failure(f"{path}, line {number}: not a record of {', '.join(_COLUMNS)}") from bad
 
 
-@lru_cache(maxsize=1)
-def split(folder: Path, seed: int) -> Split:
+@lru_cache(maxsize=2)
+def split(folder: Path, task: Task, seed: int) -> Split:
     """A fresh test set, and silos of the lowest, the middle and the highest charges of the rest."""
     people = load(folder)
     order = np.random.default_rng([seed, 1]).permutation(len(people.charges))
     train, test = order[: people.trained_on], order[people.trained_on :]
     train = train[np.argsort(people.charges[train], kind="stable")]
-    features, labels = TASK.encode(people.features), TASK.encode_labels(people.charges)
+    features, labels = task.encode(people.features), task.encode_labels(people.charges)
     return Split(
         tuple(Records(features[rows], labels[rows]) for rows in np.split(train, SILOS)),
         features[test],
