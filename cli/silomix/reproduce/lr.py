@@ -42,6 +42,7 @@ EPSILONS = (0.2, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0)
 AIMS = {0.2: 26.0, 0.5: 15.0, 1.0: 12.0, 2.5: 12.0}  # of auto's error
 REPEATED_FLOOR = 11.1
 LOCAL_STEPS = 5
+_TICKS = (10, 12, 15, 20, 30, 50, 100, 200, 400)
 _CHOICE = auto.chosen(auto.Choice(auto.NAME, 1, 1.0, 1.0), insurance.TASK)
 
 
@@ -341,7 +342,8 @@ def _draw(results: Results, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 6.0), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 7.0), layout="constrained")
+    colours = plt.get_cmap("tab20")
     for index, method in enumerate(METHODS):
         found = [
             (epsilon, Spread.of(errors))
@@ -352,7 +354,7 @@ def _draw(results: Results, path: Path) -> None:
             [epsilon for epsilon, _ in found],
             [each.mean for _, each in found],
             [each.margin or 0.0 for _, each in found],
-            color=f"C{index}",
+            color=colours(index),
             marker="o",
             capsize=3,
             linestyle="--" if method.noise is Noise.PRINTED else "-",
@@ -361,8 +363,9 @@ def _draw(results: Results, path: Path) -> None:
         )
     floor = float(np.mean(results.all(None)))
     axes.axhline(floor, color="black", linestyle=":", label="no privacy")
-    axes.set(xscale="log", xlabel="ε", ylabel="squared error, % of the mean of y²", ylim=(0, 100))
+    axes.set(xscale="log", yscale="log", xlabel="ε", ylabel="squared error, % of the mean of y²")
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
     axes.minorticks_off()
     axes.legend(
         frameon=False, fontsize="small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12)
