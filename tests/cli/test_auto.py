@@ -4,16 +4,21 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from silomix.demo.goal import Goal
 from silomix.demo.run import DemoOptions, prepare
 from silomix.main import app
 from silomix.simulate import SimulateOptions, Trial, run_trial
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.auto import NAME, Choice, chosen
-from silomix_core.algorithms.catalogue import ALGORITHMS
+from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
+from silomix_core.federation import rehearsal
 from silomix_core.losses import LossName
+from silomix_core.mechanism import Participant
 from silomix_core.study import InvalidStudy
-from silomix_core.task import Feature, Scaling, Task
+from silomix_core.task import UNIT, Feature, Scaling, Task
+from silomix_core.update import Records
 from support.studies import parse, with_value
 from typer.testing import CliRunner
 
@@ -31,6 +36,37 @@ def test_auto_does_not_depend_on_what_it_replaces() -> None:
     assert first == second
     assert first.algorithm in ALGORITHMS
     assert first.clip == pytest.approx(TASK.lipschitz / 8)
+
+
+def test_a_network_has_the_clip_of_its_loss() -> None:
+    assert chosen(ASKED, replace(TASK, hidden=3)) == chosen(ASKED, TASK)
+
+
+@pytest.mark.parametrize(("spread", "most"), [(0.1, 0.8), (0.45, 0.1)])
+def test_auto_learns_numbers_that_vary_little_or_much(spread: float, most: float) -> None:
+    """Labels of this deviation in half ranges, noise of 0.05: error in variances of the label.
+
+    A smaller radius cannot reach the second, the noise of a larger clip hides the first.
+    """
+    features = (Feature("x", -4.0, 4.0, 0.0, count=8),)
+    task = Task(LossName.SQUARED, "y", features, Scaling.UNIT_BALL, 0.3, (-1.0, 1.0))
+    choice, rng = chosen(ASKED, task), np.random.default_rng(1)
+    values = rng.normal(size=(4000, 8))
+    labels = spread * values[:, :4].sum(axis=1) / 2 + 0.05 * rng.normal(size=4000)
+    encoded, targets = task.encode(values), task.encode_labels(labels)
+    silos = [Records(encoded[rows], targets[rows]) for rows in np.split(np.arange(1200), 3)]
+    made = rehearsal(
+        task,
+        algorithm(choice.algorithm),
+        [Participant(400, PrivacyTarget(2.0, 1e-5))] * 3,
+        rounds=choice.rounds,
+        radius=choice.radius,
+        clip=choice.clip,
+    )
+    model = made.run(silos, rng)
+    wrong = task.predict(encoded[1200:] @ model / UNIT) - np.clip(labels[1200:], -1, 1)
+    error = np.mean(wrong**2) / labels.var()
+    assert error < most
 
 
 def test_a_study_file_has_numbers_and_never_auto(tmp_path: Path) -> None:

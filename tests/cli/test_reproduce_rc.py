@@ -1,11 +1,15 @@
 """The bounds of the random check-ins paper: printed formulas, claims that can fail, the picture."""
 
+import json
 from dataclasses import replace
 from decimal import Decimal, getcontext
 from pathlib import Path
 
 import pytest
+from silomix.main import app
 from silomix.reproduce import rc
+from silomix.reproduce.experiment import Verdict
+from typer.testing import CliRunner
 
 getcontext().prec = 40
 ROWS = rc.figure_2(epsilons_0=(0.2, 0.5, 0.8, 1.0, 1.5))
@@ -21,7 +25,7 @@ def test_the_older_bound_is_the_printed_one() -> None:
 
 def test_every_claim_of_the_paper_holds_for_its_own_formulas() -> None:
     found = rc.claims(ROWS, rc.table_1())
-    assert [claim.says for claim in found if not claim.holds] == []
+    assert [claim.says for claim in found if claim.verdict is not Verdict.HOLDS] == []
     assert len(found) == 8
 
 
@@ -29,7 +33,11 @@ def test_a_claim_fails_when_the_figures_say_so() -> None:
     table = rc.table_1()
 
     def failing(rows: list[rc.Row], lines: list[rc.Growth]) -> list[int]:
-        return [index for index, claim in enumerate(rc.claims(rows, lines)) if not claim.holds]
+        return [
+            index
+            for index, claim in enumerate(rc.claims(rows, lines))
+            if claim.verdict is not Verdict.HOLDS
+        ]
 
     assert failing([replace(row, theorem=6 * row.older) for row in ROWS], table) == [0, 2]
     assert failing([replace(row, numerical=2 * row.theorem) for row in ROWS], table) == [7]
@@ -41,6 +49,19 @@ def test_the_numerical_bound_never_exceeds_the_local_guarantee() -> None:
     assert all(row.numerical <= row.epsilon_0 for row in ROWS)
 
 
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    rc.draw(ROWS, tmp_path / "figure2.png")
-    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
+def test_the_command_writes_tables_figures_and_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rc, "figure_2", lambda: ROWS)
+    result = CliRunner().invoke(app, ["reproduce", "rc", "--out", str(tmp_path)])
+    assert result.exit_code == 0, (result.output, result.exception)
+    found = json.loads((tmp_path / "rc.json").read_text())
+    assert len(found["figure_2"]) == len(ROWS)
+    assert [line["source"] for line in found["table_1"]][3] == "shuffling, Theorem 5.1"
+    assert {each["verdict"] for each in found["claims"]} == {"holds"}
+    text = (tmp_path / "rc.md").read_text()
+    older, theorem = rc.older_bound(1.0, 1000), rc.theorem_bound(1.0, 1000)
+    assert older > 1  # says nothing, and is shown so
+    assert f"| 1000, 1 | ({older:.3g}) | " in text
+    assert f"{theorem:.3g}" in text
+    assert (tmp_path / "rc.png").read_bytes().startswith(b"\x89PNG")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from silomix.trials import Spread
+
 
 class Verdict(Enum):
     HOLDS = "holds"
@@ -68,6 +70,13 @@ class Experiment:
     needs: str | None
     parts: tuple[str, ...]
     run: Callable[[Request, Console], Findings]
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> Spread | None:
+    """Of two series of the same trials, pair by pair; none if one of them lacks trials."""
+    if len(first) != len(second) or not first:
+        return None
+    return Spread.of([one - other for one, other in zip(first, second, strict=True)])
 
 
 def below(says: str, bounds: Sequence[tuple[str, float, float | None, float]]) -> Claim:

@@ -4,10 +4,22 @@ The first line says what they were made with; with anything else the file is ref
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+from rich.console import Console
 
 from silomix.failures import Failure
+from silomix.trials import run_all
+
+
+class Keyed(Protocol):
+    @property
+    def key(self) -> str: ...
+
+
+Trial = TypeVar("Trial", bound=Keyed)
 
 
 class Kept:
@@ -37,3 +49,17 @@ class Kept:
         self.figures[key] = figure
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([key, figure]) + "\n")
+
+    def complete(
+        self,
+        trials: Sequence[Trial],
+        run: Callable[[Trial], tuple[str, float]],
+        processes: int | None,
+        console: Console,
+    ) -> None:
+        """Runs those that are not here yet; `run` gives a trial's key and figure."""
+        missing = self.missing(trial.key for trial in trials)
+        todo = [trial for trial in trials if trial.key in missing]
+        console.print(f"{len(trials)} trials, {len(trials) - len(todo)} of them kept from before")
+        for key, figure in run_all(run, todo, processes, console):
+            self.add(key, figure)

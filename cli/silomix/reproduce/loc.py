@@ -9,7 +9,6 @@ beside them.  Trials of one seed share silos and test set, so differences are ta
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,12 +18,10 @@ from rich.console import Console
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms import auto
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.bounds.noise_formulas import multi_pass_sigma, one_pass_sigma
 from silomix_core.bounds.validity import OutsideValidity
 from silomix_core.federation import Rehearsal, rehearsal
 from silomix_core.losses import LossName
 from silomix_core.mechanism import Participant
-from silomix_core.noise import SIGMA_UNITS
 from silomix_core.pooled import logistic_regression
 from silomix_core.task import UNIT
 from silomix_core.update import Records
@@ -37,17 +34,14 @@ from silomix.reproduce.experiment import (
     Request,
     Table,
     below,
+    difference,
 )
 from silomix.reproduce.kept import Kept
-from silomix.trials import Spread, run_all
+from silomix.reproduce.printed import Noise, with_printed_noise
+from silomix.trials import Spread
 
 EPSILONS = (0.75, 1.5, 3.0, 6.0, 12.0, 18.0)
 AIMS = {0.75: 0.6, 1.5: 0.25, 3.0: 0.1, 6.0: 0.1}  # of auto, in points over the floor, M = 25
-
-
-class Noise(Enum):
-    EXACT = "exact"
-    PRINTED = "printed formula"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +170,7 @@ def run(request: Request, console: Console) -> Findings:
     made_with = f"silomix {version('silomix')}, data {digits.fingerprint(folder)}"
     kept = Kept(request.out / "loc-trials.jsonl", made_with)
     trials = _trials(folder, parts, request.trials)
-    missing = kept.missing(trial.key for trial in trials)
-    todo = [trial for trial in trials if trial.key in missing]
-    console.print(f"{len(trials)} trials, {len(trials) - len(todo)} of them kept from before")
-    for key, figure in run_all(run_trial, todo, request.processes, console):
-        kept.add(key, figure)
+    kept.complete(trials, run_trial, request.processes, console)
     return findings(Results(kept.figures, folder, request.trials), parts)
 
 
@@ -222,34 +212,7 @@ def _study(folder: Path, part: Part, method: Method, epsilon: float) -> Rehearsa
         clip=method.clip,
         asked=part.asked,
     )
-    return made if method.noise is Noise.EXACT else _with_printed_noise(made)
-
-
-def _with_printed_noise(made: Rehearsal) -> Rehearsal:
-    """To compare with: the papers' σ, or OutsideValidity where it is no theorem."""
-    mechanism, target = made.mechanism, made.setting.target
-    one_pass = len(mechanism.phases) == mechanism.rounds > 1
-    grids = []
-    for phase in mechanism.phases:
-        records = phase.records(made.setting.records)
-        if one_pass:
-            sigma = one_pass_sigma(
-                lipschitz=mechanism.clip,
-                batch=records,
-                epsilon=target.epsilon,
-                delta=target.delta,
-            )
-        else:
-            sigma = multi_pass_sigma(
-                lipschitz=mechanism.clip,
-                records=records,
-                batch=records,
-                rounds=phase.rounds,
-                epsilon=target.epsilon,
-                delta=target.delta,
-            )
-        grids.append(sigma / SIGMA_UNITS)
-    return replace(made, mechanism=replace(mechanism, grids=tuple(grids)))
+    return made if method.noise is Noise.EXACT else with_printed_noise(made)
 
 
 def refusal(folder: Path, part: Part, method: Method, epsilon: float) -> str | None:
@@ -295,12 +258,7 @@ class Results:
         return self.all(None, None, 0.0)
 
     def excess(self, part: Part, method: Method, epsilon: float) -> Spread | None:
-        return self.difference(self.all(part, method, epsilon), self.floor())
-
-    def difference(self, first: list[float], second: list[float]) -> Spread | None:
-        if len(first) != len(second) or not first:
-            return None
-        return Spread.of([one - other for one, other in zip(first, second, strict=True)])
+        return difference(self.all(part, method, epsilon), self.floor())
 
 
 def findings(results: Results, parts: Sequence[Part]) -> Findings:
@@ -369,7 +327,7 @@ def _beats(
     bounds = []
     for epsilon in EPSILONS:
         first, second = (_least(results, part, each, epsilon) for each in (ones, others))
-        if first and second and (found := results.difference(first[1], second[1])) is not None:
+        if first and second and (found := difference(first[1], second[1])) is not None:
             bounds.append((f"ε = {epsilon:g}", found.mean, found.margin, 0.0))
     noise = ones[0].noise.value + (" noise" if ones[0].noise is Noise.EXACT else "")
     one, other = ones[0].algorithm, others[0].algorithm
@@ -395,7 +353,7 @@ def _best(results: Results, part: Part, where: str) -> Claim:
     for epsilon in EPSILONS:
         best = _least(results, part, others, epsilon)
         if best is not None:
-            found = results.difference(results.all(part, AUTO, epsilon), best[1])
+            found = difference(results.all(part, AUTO, epsilon), best[1])
             if found is not None:
                 bounds.append((f"ε = {epsilon:g} ({best[0]})", found.mean, found.margin, 0.0))
     return below(f"ours: auto has less error than the best of the others ({where})", bounds)

@@ -14,9 +14,20 @@ repeats it:
   less than that; its minimizer classifies no worse.  Below, little is gained and models grow.
 - *Radius 50.*  Models of records of norm 1 have norms of 15 to 45; the step makes noise wander half
   the radius, so 25, which at a small ε stops directions early in which noise would be all.
+
+For numbers, on medical charges (Lowy, Razaviyayn 2023, §5: 3 silos of 356 records, 10 coordinates;
+`silomix reproduce lr`):
+- *The same clip.*  Errors beyond an eighth of the label's range then count in proportion, as with
+  Huber's loss: predictions lie between mean and median.  Where labels are so skewed that these are
+  far apart, and the mean is wanted, a study must name a larger clip.
+- *Radius 1.5·√d.*  Scores end at ±1 and d features share a norm of 1: if each varies by a third of
+  its bounds, labels that they explain need a model as large.  A smaller radius does better at a
+  small ε, and badly where labels are steep.
+- *60 rounds* here too; 120 and 200 do no better.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import sqrt
 
 from silomix_core.algorithms import noisy_mb_sgd
 from silomix_core.task import Task
@@ -24,7 +35,7 @@ from silomix_core.task import Task
 NAME = "auto"
 SUMMARY = "Picks algorithm, rounds, clip and radius; the study file has the numbers"
 ADVICE = "The default when nobody wants to tune: any loss, any ε."
-ROUNDS, RADIUS, REGRESSION_RADIUS = 60, 50.0, 10.0
+ROUNDS, RADIUS = 60, 50.0
 _CLIPPED = 1 / 8  # of L
 
 
@@ -43,6 +54,6 @@ def chosen(asked: Choice, task: Task) -> Choice:
     if asked.algorithm != NAME:
         return asked
     name = noisy_mb_sgd.ALGORITHM.name
-    if task.loss.is_regression:
-        return Choice(name, ROUNDS, task.lipschitz / 2, REGRESSION_RADIUS)
-    return Choice(name, ROUNDS, _CLIPPED * task.lipschitz, RADIUS)
+    clip = _CLIPPED * replace(task, hidden=None).lipschitz  # a network's loss has no bound itself
+    radius = round(1.5 * sqrt(task.dimension), 1) if task.loss.is_regression else RADIUS
+    return Choice(name, ROUNDS, clip, radius)

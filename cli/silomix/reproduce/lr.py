@@ -1,0 +1,384 @@
+"""Lowy, Razaviyayn (2023), §5: medical charges, predicted by three silos that differ in them.
+
+The silos have the lowest, the middle and the highest charges.  The paper compares MB-SGD with local
+SGD, by a figure without printed numbers and with steps that were searched for on the data.  Here
+every step follows from public numbers, the noise is the exact one or the paper's formula, and other
+algorithms stand beside them.  Trials of one seed share silos and test set, so differences are taken
+pair by pair.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.algorithms import auto
+from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.bounds.validity import OutsideValidity
+from silomix_core.federation import Rehearsal, rehearsal
+from silomix_core.mechanism import Participant
+from silomix_core.pooled import least_squares
+from silomix_core.task import UNIT, Task
+
+from silomix.reproduce import insurance
+from silomix.reproduce.experiment import (
+    Claim,
+    Experiment,
+    Findings,
+    Request,
+    Table,
+    below,
+    difference,
+)
+from silomix.reproduce.kept import Kept
+from silomix.reproduce.printed import Noise, with_printed_noise
+from silomix.trials import Spread
+
+EPSILONS = (0.2, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0)
+AIMS = {0.2: 26.0, 0.5: 15.0, 1.0: 12.0, 2.5: 12.0}  # of auto's error
+REPEATED_FLOOR = 11.1
+LOCAL_STEPS = 5
+_TICKS = (10, 12, 15, 20, 30, 50, 100, 200, 400)
+_CHOICE = auto.chosen(auto.Choice(auto.NAME, 1, 1.0, 1.0), insurance.TASK)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An algorithm with what a study would say of it; clip and radius are auto's unless said.
+
+    repeated: error at EPSILONS in an independent repetition of the paper (plain numpy, steps
+    searched for, bounds unknown); narrow: whether bounds of features are (`insurance.NARROW`).
+    """
+
+    algorithm: str
+    noise: Noise = Noise.EXACT
+    rounds: int = 15
+    clip: float = _CHOICE.clip
+    radius: float = _CHOICE.radius
+    repeated: tuple[float, ...] = ()
+    label: str | None = None
+    narrow: bool = False
+
+    @property
+    def task(self) -> Task:
+        return insurance.NARROW if self.narrow else insurance.TASK
+
+    @property
+    def name(self) -> str:
+        if self.label is not None:
+            return self.label
+        steps = f" × {LOCAL_STEPS}" if algorithm(self.algorithm).takes_local_steps else ""
+        printed = f", {self.noise.value}" if self.noise is Noise.PRINTED else ""
+        return f"{self.algorithm}, R = {self.rounds}{steps}{printed}"
+
+
+# The paper searched a step for both.  Here each has two forms to choose from: with safe steps, and
+# with longer ones.
+MB_SGD = (
+    Method("plain-mb-sgd", repeated=(40, 33, 30, 32, 32, 32, 32)),
+    Method("noisy-mb-sgd"),
+)
+LOCAL_SGD = (Method("local-sgd"), Method("dp-fedavg"))
+PRINTED_MB_SGD = (
+    replace(MB_SGD[0], noise=Noise.PRINTED, repeated=(85, 76, 65, 55, 48, 45, 34)),
+    replace(MB_SGD[1], noise=Noise.PRINTED),
+)
+PRINTED_LOCAL_SGD = (
+    replace(LOCAL_SGD[0], noise=Noise.PRINTED, repeated=(87, 75, 70, 56, 47, 41, 29)),
+    replace(LOCAL_SGD[1], noise=Noise.PRINTED),
+)
+AUTO = Method(
+    _CHOICE.algorithm,
+    rounds=_CHOICE.rounds,
+    repeated=(26, 15, 12, 12, 11, 11, 11),
+    label=auto.NAME,
+)
+NARROW_AUTO = replace(AUTO, label=f"{auto.NAME}, narrow bounds", narrow=True)
+METHODS = (
+    *PRINTED_MB_SGD,
+    *PRINTED_LOCAL_SGD,
+    *MB_SGD,
+    *LOCAL_SGD,
+    Method("plain-mb-sgd", rounds=60),
+    Method("accelerated-mb-sgd", rounds=60),
+    AUTO,
+    NARROW_AUTO,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One study, or with no method the floor: everybody's records together, no privacy."""
+
+    folder: Path
+    seed: int
+    method: Method | None = None
+    epsilon: float = 0.0
+
+    @property
+    def key(self) -> str:
+        how = self.method
+        if how is None:
+            return f"floor seed={self.seed}"
+        bounds = " narrow" if how.narrow else ""
+        return (
+            f"{how.algorithm}{bounds} {how.noise.value} rounds={how.rounds} clip={how.clip:g} "
+            f"radius={how.radius:g} epsilon={self.epsilon:g} seed={self.seed}"
+        )
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+def run(request: Request, console: Console) -> Findings:
+    folder = (request.data or Path()).resolve()
+    made_with = f"silomix {version('silomix')}, data {insurance.fingerprint(folder)}"
+    kept = Kept(request.out / "lr-trials.jsonl", made_with)
+    kept.complete(_trials(folder, request.trials), run_trial, request.processes, console)
+    return findings(Results(kept.figures, folder, request.trials))
+
+
+def _trials(folder: Path, count: int) -> list[Trial]:
+    """Every study once; methods that stand for the same numbers share their trials."""
+    found = {}
+    for seed in range(1, count + 1):
+        trials = [Trial(folder, seed)]
+        trials += [
+            Trial(folder, seed, method, epsilon)
+            for method in METHODS
+            for epsilon in EPSILONS
+            if refusal(folder, method, epsilon) is None
+        ]
+        found.update({trial.key: trial for trial in trials})
+    return list(found.values())
+
+
+def run_trial(trial: Trial) -> tuple[str, float]:
+    """Its key and the model's squared error on the test set, in percent of the mean of y²."""
+    task = insurance.TASK if trial.method is None else trial.method.task
+    data = insurance.split(trial.folder, task, trial.seed)
+    if trial.method is None:
+        features = np.concatenate([silo.features for silo in data.silos]) / UNIT
+        model = least_squares(features, np.concatenate([silo.labels for silo in data.silos]))
+    else:
+        made = _study(trial.folder, trial.method, trial.epsilon)
+        model = made.run(data.silos, np.random.default_rng([trial.seed, 7]))
+    wrong = task.predict(data.test_features @ model / UNIT) - data.test_charges
+    return trial.key, 100 * float(np.mean(wrong**2) / np.mean(data.test_charges**2))
+
+
+@lru_cache(maxsize=128)
+def _study(folder: Path, method: Method, epsilon: float) -> Rehearsal:
+    records = insurance.load(folder).records
+    made = rehearsal(
+        method.task,
+        algorithm(method.algorithm),
+        [Participant(records, PrivacyTarget(epsilon, 1 / records**2))] * insurance.SILOS,
+        rounds=method.rounds,
+        radius=method.radius,
+        clip=method.clip,
+        local_steps=LOCAL_STEPS,
+    )
+    return made if method.noise is Noise.EXACT else with_printed_noise(made)
+
+
+def refusal(folder: Path, method: Method, epsilon: float) -> str | None:
+    """Why the printed formula cannot be used, if so."""
+    if method.noise is Noise.EXACT:
+        return None
+    try:
+        _study(folder, method, epsilon)
+    except OutsideValidity as refused:
+        return str(refused)
+    return None
+
+
+# What it comes to ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Errors in percent, by the key of their trial."""
+
+    errors: dict[str, float]
+    folder: Path
+    trials: int
+
+    def all(self, method: Method | None, epsilon: float = 0.0) -> list[float]:
+        """In the order of seeds; none where the noise formula was refused."""
+        keys = (Trial(self.folder, seed, method, epsilon).key for seed in range(1, self.trials + 1))
+        return [self.errors[key] for key in keys if key in self.errors]
+
+
+def findings(results: Results) -> Findings:
+    floor = Spread.of(results.all(None))
+    records = insurance.load(results.folder).records
+    return Findings(
+        tables=(_table(results),),
+        notes=(
+            f"Without privacy, least squares on all records: {_cell(floor, ())} (an independent "
+            f"repetition: {REPEATED_FLOOR:g}).  N = {insurance.SILOS}, n = {records}, δ = 1/n²; "
+            f"{results.trials} trials, each with a test set of its own.",
+            "Error: mean ± half of its 95 % interval.  ε: one record replaced, a silo's whole "
+            "transcript, against everybody else.  A dash: there the printed formula is no theorem. "
+            " In brackets: an independent repetition of the paper (steps searched for); the paper "
+            "prints no numbers.  Bounds: ages 0 to 100, up to 10 children; narrow: 18 to 65, up to "
+            "5.  All have auto's clip and radius.",
+        ),
+        claims=(
+            _beats(results, PRINTED_MB_SGD, PRINTED_LOCAL_SGD),
+            _beats(results, MB_SGD, LOCAL_SGD),
+            _best(results),
+            *_aims(results, AUTO),
+            *_aims(results, NARROW_AUTO),
+        ),
+        figures=_figures(results, floor),
+        draw=lambda path: _draw(results, path),
+    )
+
+
+def _table(results: Results) -> Table:
+    rows = []
+    for method in METHODS:
+        cells = []
+        for index, epsilon in enumerate(EPSILONS):
+            errors = results.all(method, epsilon)
+            cells.append(_cell(Spread.of(errors) if errors else None, method.repeated[index:]))
+        rows.append((method.name, *cells))
+    title = "squared error on the test set, in % of the mean of y²"
+    return Table(title, ("algorithm", *(f"ε = {each:g}" for each in EPSILONS)), tuple(rows))
+
+
+def _cell(error: Spread | None, repeated: Sequence[float]) -> str:
+    if error is None:
+        return "–"
+    margin = "" if error.margin is None else f" ± {error.margin:.1f}"
+    return f"{error.mean:.1f}{margin}" + (f" [{repeated[0]:g}]" if repeated else "")
+
+
+def _beats(results: Results, ones: Sequence[Method], others: Sequence[Method]) -> Claim:
+    """The paper's claim, at those ε where both may be used, each in the form that did better."""
+    bounds = []
+    for epsilon in EPSILONS:
+        first, second = (_least(results, each, epsilon) for each in (ones, others))
+        if first and second and (found := difference(first[1], second[1])) is not None:
+            bounds.append((f"ε = {epsilon:g}", found.mean, found.margin, 0.0))
+    noise = ones[0].noise.value + (" noise" if ones[0].noise is Noise.EXACT else "")
+    return below(f"MB-SGD has less error than local SGD at every ε ({noise})", bounds)
+
+
+def _least(
+    results: Results, methods: Sequence[Method], epsilon: float
+) -> tuple[str, list[float]] | None:
+    """Name and errors of the method with the least mean error."""
+    known = [
+        (method.name, errors) for method in methods if (errors := results.all(method, epsilon))
+    ]
+    return min(known, key=lambda each: float(np.mean(each[1])), default=None)
+
+
+def _best(results: Results) -> Claim:
+    """Against whichever other algorithm has the least mean error at that ε."""
+    bounds = []
+    others = [method for method in METHODS if method not in (AUTO, NARROW_AUTO)]
+    for epsilon in EPSILONS:
+        best = _least(results, others, epsilon)
+        if best is not None:
+            found = difference(results.all(AUTO, epsilon), best[1])
+            if found is not None:
+                bounds.append((f"ε = {epsilon:g} ({best[0]})", found.mean, found.margin, 0.0))
+    return below("ours: auto has less error than the best of the others at every ε", bounds)
+
+
+def _aims(results: Results, method: Method) -> list[Claim]:
+    """As such, and over the floor of the same trials: test sets differ more than methods do."""
+    errors, excesses = [], []
+    for epsilon, aim in AIMS.items():
+        found = results.all(method, epsilon)
+        excess = difference(found, results.all(None))
+        if excess is not None:
+            error, over = Spread.of(found), aim - REPEATED_FLOOR
+            errors.append((f"ε = {epsilon:g} (aim {aim:g})", error.mean, error.margin, aim))
+            excesses.append((f"ε = {epsilon:g} (aim {over:.1f})", excess.mean, excess.margin, over))
+    return [
+        below(f"ours: {method.name}: error is below its aims", errors),
+        below(f"ours: {method.name}: error over the floor is below that of its aims", excesses),
+    ]
+
+
+def _figures(results: Results, floor: Spread) -> dict[str, object]:
+    rows: list[dict[str, object]] = []
+    for method in METHODS:
+        for index, epsilon in enumerate(EPSILONS):
+            errors = results.all(method, epsilon)
+            error = Spread.of(errors) if errors else None
+            row: dict[str, object] = {
+                "algorithm": method.label or method.algorithm,
+                "rounds": method.rounds,
+                "clip": method.clip,
+                "radius": method.radius,
+                "noise": method.noise.value,
+                "epsilon": epsilon,
+                "errors": errors,
+                "error": error and error.mean,
+                "error_margin": error and error.margin,
+                "refused": refusal(results.folder, method, epsilon),
+            }
+            if method.repeated:
+                row["repeated_error"] = method.repeated[index]
+            rows.append(row)
+    floors = results.all(None)
+    return {"trials": results.trials, "floor": floor.mean, "floors": floors, "rows": rows}
+
+
+def _draw(results: Results, path: Path) -> None:
+    """Test error against ε as in the paper's Figure 2, the others beside it."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 7.0), layout="constrained")
+    colours = plt.get_cmap("tab20")
+    for index, method in enumerate(METHODS):
+        found = [
+            (epsilon, Spread.of(errors))
+            for epsilon in EPSILONS
+            if (errors := results.all(method, epsilon))
+        ]
+        axes.errorbar(
+            [epsilon for epsilon, _ in found],
+            [each.mean for _, each in found],
+            [each.margin or 0.0 for _, each in found],
+            color=colours(index),
+            marker="o",
+            capsize=3,
+            linestyle="--" if method.noise is Noise.PRINTED else "-",
+            linewidth=2.5 if method in (AUTO, NARROW_AUTO) else 1.2,
+            label=method.name,
+        )
+    floor = float(np.mean(results.all(None)))
+    axes.axhline(floor, color="black", linestyle=":", label="no privacy")
+    axes.set(xscale="log", yscale="log", xlabel="ε", ylabel="squared error, % of the mean of y²")
+    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+    axes.minorticks_off()
+    axes.legend(
+        frameon=False, fontsize="small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12)
+    )
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+EXPERIMENT = Experiment(
+    name="lr",
+    paper="Lowy, Razaviyayn (2023), §5",
+    shows="MB-SGD against local SGD on medical charges, and auto beside them",
+    needs=insurance.NEEDS,
+    parts=(),
+    run=run,
+)
