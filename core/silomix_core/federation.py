@@ -18,7 +18,7 @@ from silomix_core.algorithms.seam import (
     Point,
     Setting,
 )
-from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.mechanism import Mechanism, Minibatch, Participant
 from silomix_core.models import model_of
 from silomix_core.noise import RandomBytes
 from silomix_core.reporting import Integers, Question, Reporter
@@ -76,8 +76,10 @@ def rehearsal(
     ridge: float = 0.0,
     asked: int | None = None,
     local_steps: int = LOCAL_STEPS,
+    minibatch: Minibatch | None = None,
 ) -> Rehearsal:
     """Calibrated for these silos; a round asks `asked` of them, all unless given."""
+    batch = minibatch or Minibatch()
     setting = setting_of(
         task,
         participants,
@@ -87,9 +89,14 @@ def rehearsal(
         ridge=ridge,
         asked=asked,
         local_steps=local_steps,
+        ratio=batch.ratio,
     )
     mechanism = Mechanism.calibrate(
-        participants, clip=clip, dimension=task.dimension, phases=algorithm.phases(setting)
+        participants,
+        clip=clip,
+        dimension=task.dimension,
+        phases=algorithm.phases(setting),
+        minibatch=batch,
     )
     return Rehearsal(task, algorithm, tuple(participants), setting, mechanism)
 
