@@ -19,7 +19,8 @@ from silomix_core.mechanism import Minibatch
 from silomix_core.task import UNIT
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-TINY = scaf.Size("reduced", 4, 60, 2, ((1, 3), (2, 3), (3, 3)), printed=True)
+# twelve noised gradients whatever K is: one calibration for all
+TINY = scaf.Size("reduced", 4, 60, 2, ((1, 12), (2, 6), (3, 4)), printed=True)
 
 
 def largest_share(labels: np.ndarray) -> float:
@@ -123,7 +124,7 @@ def test_an_algorithm_is_told_of_the_batches_of_a_rehearsal() -> None:
         rounds=2,
         radius=5.0,
         clip=1.0,
-        minibatch=Minibatch(Scheme.POISSON, 0.2),
+        minibatch=Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.2),
     )
     assert made.mechanism.phases[0].steps == 5
     assert made.setting.ratio == 0.2
