@@ -139,18 +139,18 @@ def test_a_run_writes_its_findings_and_goes_on_where_it_was(
     request = Request(None, 1, ("reduced",), tmp_path, 1)
     run.run_experiment("scaf", request, None, console)
     run.run_experiment("scaf", replace(request, trials=2), None, console)
-    # a floor, and three radii for each of one-step, 3 × 2 and 2 × 2 printed, on two levels
+    # a floor, and three radii for each of one-step, 3 × 3 and 2 × 3 printed, on two levels
     shown = console.export_text()
-    assert "68 trials, 0 of them kept from before" in shown
-    assert "136 trials, 68 of them kept from before" in shown
+    assert "98 trials, 0 of them kept from before" in shown
+    assert "196 trials, 98 of them kept from before" in shown
     figures = json.loads((tmp_path / "scaf.json").read_text(encoding="utf-8"))
-    assert len(figures["rows"]) == 66
+    assert len(figures["rows"]) == 96
     for row in figures["rows"]:
         assert len(row["accuracies"]) == 2
         assert all(0 <= each <= 100 for each in row["accuracies"])
     assert min(figures["rows"][0]["floors"]) > 30
     assert (tmp_path / "scaf.png").stat().st_size > 10_000
-    assert "[44.4]" not in shown  # K = 5 was not run
+    assert "[31.3]" in shown  # what is printed for K = 1
     assert "dp-scaffold, printed noise" in (tmp_path / "scaf.md").read_text(encoding="utf-8")
 
 
@@ -184,12 +184,13 @@ def verdicts(results: scaf.Results) -> list[Verdict]:
 
 
 HOLDS, FAILS = Verdict.HOLDS, Verdict.FAILS
+CELLS = tuple((level, steps) for level in scaf.LEVELS for steps in TINY.local_steps)
 
 
 def test_verdicts_follow_from_the_best_radius_of_each() -> None:
-    found = verdicts(made_up({(0.0, 2): 2, (0.0, 3): 4, (5.0, 2): 8, (5.0, 3): 16}))
+    found = verdicts(made_up(dict(zip(CELLS, (1, 2, 4, 6, 8, 16), strict=True))))
     assert found == [HOLDS, HOLDS, HOLDS, HOLDS, HOLDS]
-    found = verdicts(made_up({(0.0, 2): 16, (0.0, 3): 8, (5.0, 2): 4, (5.0, 3): 2}))
+    found = verdicts(made_up(dict(zip(CELLS, (16, 8, 6, 4, 2, 1), strict=True))))
     assert found == [HOLDS, HOLDS, FAILS, FAILS, HOLDS]
 
 

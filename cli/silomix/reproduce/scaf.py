@@ -64,11 +64,15 @@ PRINTED_ACCURACIES = {  # DP-SCAFFOLD at σ_g = 10, by (α = β, K)
     (5.0, 10): 43.52,
 }
 LEVELS = (0.0, 5.0)  # α = β
-RADII = (5.0, 10.0, 20.0)
-WIDER_RADII = (10.0, 20.0, 40.0)  # for one step a round
 CLIP, RIDGE = 1.0, 5e-3  # the ridge is the paper's
 _POINTS = 12  # of a curve
 FED_AVG, SCAFFOLD, WARM, ONE_STEP = "dp-fedavg", "dp-scaffold", "dp-scaffold-warm", "noisy-mb-sgd"
+RADII = {  # three for each, around the best one in a few trials
+    FED_AVG: (5.0, 10.0, 20.0),
+    SCAFFOLD: (10.0, 20.0, 40.0),
+    WARM: (10.0, 20.0, 40.0),
+    ONE_STEP: (20.0, 40.0, 80.0),
+}
 
 
 class Noise(Enum):
@@ -92,7 +96,7 @@ class Size:
 
     @property
     def local_steps(self) -> tuple[int, ...]:
-        return tuple(steps for steps, _ in self.rounds if steps > 1)
+        return tuple(steps for steps, _ in self.rounds)
 
     def population(self, level: float) -> Population:
         return Population(level, level, self.users, self.records)
@@ -116,7 +120,7 @@ class Method:
 
     @property
     def radii(self) -> tuple[float, ...]:
-        return WIDER_RADII if self.local_steps == 1 else RADII
+        return RADII[self.algorithm]
 
     @property
     def name(self) -> str:
@@ -483,7 +487,7 @@ def _size_note(size: Size) -> str:
 
 def _table(results: Results, size: Size, level: float) -> Table:
     known = {(each.name, each.local_steps): each for each in size.methods}
-    all_steps = tuple(steps for steps, _ in size.rounds)
+    all_steps = size.local_steps
     floor = Spread.of(results.floor(size, level))
     rows = []
     for name in dict.fromkeys(each.name for each in size.methods):
@@ -637,7 +641,11 @@ def _draw(
     )
     for (size, steps), line in zip(places, grid, strict=True):
         for level, axes in zip(LEVELS, line, strict=True):
-            shown = [each for each in size.methods if each.local_steps in (1, steps)]
+            shown = [
+                each
+                for each in size.methods
+                if each.local_steps == steps or each.algorithm == ONE_STEP
+            ]
             for index, method in enumerate(shown):
                 curve = results.curve(size, level, method)
                 axes.errorbar(
