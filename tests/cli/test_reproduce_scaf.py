@@ -139,12 +139,12 @@ def test_a_run_writes_its_findings_and_goes_on_where_it_was(
     request = Request(None, 1, ("reduced",), tmp_path, 1)
     run.run_experiment("scaf", request, None, console)
     run.run_experiment("scaf", replace(request, trials=2), None, console)
-    # a floor, and three radii for each of one-step, 3 × 3 and 2 × 3 printed, on two levels
+    # a floor, three radii of one-step, four for each of 3 × 3 and 2 × 3 printed, on two levels
     shown = console.export_text()
-    assert "98 trials, 0 of them kept from before" in shown
-    assert "196 trials, 98 of them kept from before" in shown
+    assert "128 trials, 0 of them kept from before" in shown
+    assert "256 trials, 128 of them kept from before" in shown
     figures = json.loads((tmp_path / "scaf.json").read_text(encoding="utf-8"))
-    assert len(figures["rows"]) == 96
+    assert len(figures["rows"]) == 126
     for row in figures["rows"]:
         assert len(row["accuracies"]) == 2
         assert all(0 <= each <= 100 for each in row["accuracies"])

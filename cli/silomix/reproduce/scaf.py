@@ -7,7 +7,7 @@ DP-FedAvg on synthetic records (`synthetic.py`), at ε = 3 towards the server an
 The paper's ε = 3 is that of a third party, who sees the models only and whom the drawing of users
 helps to keep in the dark; with `Noise.PRINTED` its σ_g is used, to compare with Tables 1 and 4.
 Its step sizes were searched for on the data and are not printed.  Here a step follows from public
-numbers, the radius among them; every algorithm has three radii to choose from in each cell.
+numbers, the radius among them; every algorithm has a few radii to choose from in each cell.
 """
 
 from collections.abc import Sequence
@@ -67,12 +67,8 @@ LEVELS = (0.0, 5.0)  # α = β
 CLIP, RIDGE = 1.0, 5e-3  # the ridge is the paper's
 _POINTS = 12  # of a curve
 FED_AVG, SCAFFOLD, WARM, ONE_STEP = "dp-fedavg", "dp-scaffold", "dp-scaffold-warm", "noisy-mb-sgd"
-RADII = {  # three for each, around the best one in a few trials
-    FED_AVG: (5.0, 10.0, 20.0),
-    SCAFFOLD: (10.0, 20.0, 40.0),
-    WARM: (10.0, 20.0, 40.0),
-    ONE_STEP: (20.0, 40.0, 80.0),
-}
+RADII = (5.0, 10.0, 20.0, 40.0)
+ONE_STEP_RADII = (20.0, 40.0, 80.0)
 
 
 class Noise(Enum):
@@ -120,7 +116,7 @@ class Method:
 
     @property
     def radii(self) -> tuple[float, ...]:
-        return RADII[self.algorithm]
+        return ONE_STEP_RADII if self.algorithm == ONE_STEP else RADII
 
     @property
     def name(self) -> str:
@@ -447,7 +443,7 @@ def findings(cells: Sequence[Cell], sizes: Sequence[Size], results: Results | No
         notes += [_size_note(size) for size in sizes]
         notes.append(
             "Accuracy on all users' test records: mean ± half of its 95 % interval over "
-            f"{results.trials} trials, after @ the radius (of three) "
+            f"{results.trials} trials, after @ the radius (of those tried) "
             "with the highest mean.  In brackets: printed, with a searched step and another clip. "
             " dp-fedsgd (Ks = 1) is dp-fedavg at K = 5.  α has no effect on these records, for "
             "the class of the largest score does not depend on the scale of a model; β has."
