@@ -554,7 +554,7 @@ def _more_by_level(results: Results, size: Size, noise: Noise, where: str) -> Cl
         )
         for steps in size.local_steps
     ]
-    return below(f"the more so the more users differ ({where})", bounds)
+    return below(f"{SCAFFOLD} is ahead by more where users differ more ({where})", bounds)
 
 
 def _more_by_steps(results: Results, size: Size, noise: Noise, where: str) -> Claim:
@@ -566,7 +566,9 @@ def _more_by_steps(results: Results, size: Size, noise: Noise, where: str) -> Cl
         )
         for level in LEVELS
     ]
-    return below(f"the more so with more local steps, K = {many} and {few} ({where})", bounds)
+    return below(
+        f"{SCAFFOLD} is ahead by more with K = {many} than with K = {few} ({where})", bounds
+    )
 
 
 def _local_steps_pay(results: Results, size: Size) -> Claim:
