@@ -178,7 +178,7 @@ def made_up(scaffold_ahead_by: dict[tuple[float, int], float]) -> scaf.Results:
 
 
 def verdicts(results: scaf.Results) -> list[Verdict]:
-    """Better at (0, 0), better at (5, 5), more so by level, more so by K, better than one step."""
+    """Better at (0, 0), better at (5, 5), by more there, by more for K twice, one step."""
     made = scaf.findings([], [replace(TINY, printed=False)], results)
     return [claim.verdict for claim in made.claims]
 
@@ -189,9 +189,9 @@ CELLS = tuple((level, steps) for level in scaf.LEVELS for steps in TINY.local_st
 
 def test_verdicts_follow_from_the_best_radius_of_each() -> None:
     found = verdicts(made_up(dict(zip(CELLS, (1, 2, 4, 6, 8, 16), strict=True))))
-    assert found == [HOLDS, HOLDS, HOLDS, HOLDS, HOLDS]
+    assert found == [HOLDS, HOLDS, HOLDS, HOLDS, HOLDS, HOLDS]
     found = verdicts(made_up(dict(zip(CELLS, (16, 8, 6, 4, 2, 1), strict=True))))
-    assert found == [HOLDS, HOLDS, FAILS, FAILS, HOLDS]
+    assert found == [HOLDS, HOLDS, FAILS, FAILS, FAILS, HOLDS]
 
 
 def test_one_trial_decides_nothing() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -520,9 +520,9 @@ def _claims(results: Results, size: Size) -> list[Claim]:
             _beats(results, size, noise, level, f"{where}, (α, β) = ({level:g}, {level:g})")
             for level in LEVELS
         ]
+        found.append(_more_by_level(results, size, noise, where))
         found += [
-            _more_by_level(results, size, noise, where),
-            _more_by_steps(results, size, noise, where),
+            _more_by_steps(results, size, noise, pair, where) for pair in pairwise(size.local_steps)
         ]
     return [*found, _local_steps_pay(results, size)]
 
@@ -557,8 +557,10 @@ def _more_by_level(results: Results, size: Size, noise: Noise, where: str) -> Cl
     return below(f"{SCAFFOLD} is ahead by more where users differ more ({where})", bounds)
 
 
-def _more_by_steps(results: Results, size: Size, noise: Noise, where: str) -> Claim:
-    few, *_, many = size.local_steps
+def _more_by_steps(
+    results: Results, size: Size, noise: Noise, pair: tuple[int, int], where: str
+) -> Claim:
+    few, many = pair
     bounds = [
         _bound(
             f"(α, β) = ({level:g}, {level:g})",
