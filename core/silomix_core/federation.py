@@ -19,7 +19,7 @@ from silomix_core.algorithms.seam import (
     Setting,
 )
 from silomix_core.attendance import attend
-from silomix_core.mechanism import Mechanism, Participant
+from silomix_core.mechanism import Mechanism, Minibatch, Participant
 from silomix_core.models import model_of
 from silomix_core.noise import RandomBytes, discrete_gaussian
 from silomix_core.private_evaluation import Result, study_steps
@@ -102,8 +102,10 @@ def rehearsal(
     asked: int | None = None,
     local_steps: int = LOCAL_STEPS,
     held_out: float = 0.0,
+    minibatch: Minibatch | None = None,
 ) -> Rehearsal:
     """Calibrated for these silos; a round asks `asked` of them, all unless given."""
+    batch = algorithm.minibatch or minibatch or Minibatch()
     setting = setting_of(
         task,
         participants,
@@ -114,13 +116,14 @@ def rehearsal(
         asked=asked,
         local_steps=local_steps,
         held_out=held_out,
+        ratio=batch.ratio,
     )
     mechanism = Mechanism.calibrate(
         participants,
         clip=clip,
         dimension=task.dimension,
         phases=phases_of(algorithm, setting, held_out),
-        minibatch=algorithm.minibatch,
+        minibatch=batch,
     )
     return Rehearsal(task, algorithm, tuple(participants), setting, mechanism)
 
