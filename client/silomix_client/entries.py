@@ -70,8 +70,9 @@ class Approval:
         if not self.plan:
             return derived
         agreed = planned_run(self.plan, phase)
-        if self.mechanism.phases[phase].steps != agreed.steps:
-            raise NotApproved("this release would take other local steps than were agreed to")
+        known = self.mechanism.phases[phase]
+        if known.steps != agreed.steps or known.answers > agreed.rounds:
+            raise NotApproved("this release would take more steps than were agreed to")
         if derived.sensitivity > agreed.event.sensitivity * (1 + 1e-6):
             raise NotApproved("this release would add less noise than was agreed to")
         return agreed.event

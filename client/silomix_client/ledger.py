@@ -250,7 +250,8 @@ class Ledger:
                     'keep accountant = "renyi" in your policy, or close it'
                 )
             spent = self.spending(approval.study.identity)
-            rounds += spent.rounds if approval.closed else approval.study.rounds
+            asked = sum(phase.answers for phase in approval.study.phases)
+            rounds += spent.rounds if approval.closed else asked
         return Total(budget, rounds, self._reserved(population))
 
     def sweep(self) -> None:

@@ -130,6 +130,8 @@ def _read_answer(entry: Entry, story: _Story) -> None:
         raise LedgerBroken("the charge is not the event that was agreed to")
     takes_part = body["kind"] == "charge"
     attendance = story.attendances.get(study)
+    if attendance is not None and not attendance.has(number, phase):
+        raise LedgerBroken(f"round {number} is charged to a phase that it does not belong to")
     if attendance is not None and attendance.takes_part(number) != takes_part:
         raise LedgerBroken("the silo took part in another round than its check-in says")
     line = json.dumps(body["event"], sort_keys=True)

@@ -23,6 +23,11 @@ class Attendance:
     mechanism: Mechanism
     chosen: Mapping[int, int | None]
 
+    def has(self, round_number: int, phase: int) -> bool:
+        """Whether the study has this round, in this phase."""
+        known = 1 <= round_number <= self.mechanism.rounds
+        return known and self.mechanism.phase_of(round_number) == phase
+
     def takes_part(self, round_number: int) -> bool:
         phase = self.mechanism.phase_of(round_number)
         return self.chosen.get(phase, round_number) == round_number

@@ -305,9 +305,12 @@ def _sum(study: _Study, epsilon_local: float | None) -> Figure:
 
 def _check_ins(study: _Study, epsilon_local: float | None) -> Figure:
     one_report = len(study.mechanism.phases) == 1
+    single = _single_gradient(study)
     bound: Amplified | None = None
     reason: str | None = None
-    if not one_report:
+    if not single.holds:
+        reason = _none("a report is more than one noised gradient (local steps)")
+    elif not one_report:
         reason = _none("a silo sends more than one report, and the theorems are about one")
     elif epsilon_local is None:
         reason = _none("there is no local guarantee to amplify")
@@ -326,6 +329,7 @@ def _check_ins(study: _Study, epsilon_local: float | None) -> Figure:
         "no silo tells when it takes part (it does not protect against the server, who sees how "
         "many abstain in a round)",
         conditions=(
+            single,
             Condition("a silo sends one report in all", one_report),
             Condition("the bound is below the local epsilon", claimed is not None),
         ),
@@ -340,8 +344,9 @@ def _no_check_in(study: _Study, bound: Amplified | None) -> str:
             "report on many records is private in each of them; what it is in all of them at once "
             "gives no bound below the local epsilon"
         )
-    found = "no bound" if bound is None else f"the bound, {bound.bound:.3g},"
-    return f"{found} for these rounds is not below the local epsilon"
+    if bound is None:
+        return "no bound for these rounds is below the local epsilon"
+    return f"the bound, {bound.bound:.3g}, for these rounds is not below the local epsilon"
 
 
 def _check_in_bound(study: _Study) -> Amplified | None:

@@ -187,6 +187,8 @@ class Mechanism:
             raise ValueError("a mechanism needs at least one phase, and one grid for each")
         if sum(phase.share for phase in self.phases) > 1 + 1e-9:
             raise ValueError("the phases' shares of the records sum to more than 1")
+        if any(phase.control for phase in self.phases) and not self._can_control():
+            raise ValueError("control variates belong to one phase, without check-ins")
         if any(phase.kind is Kind.EVALUATION for phase in self.phases[:-1]):
             raise ValueError("only the last phase can evaluate")
         if not self._fits_floats():
@@ -219,6 +221,11 @@ class Mechanism:
         return _calibrate(
             tuple(participants), clip, dimension, tuple(phases), minibatch or Minibatch()
         )
+
+    def _can_control(self) -> bool:
+        """A control variate is a sum of one phase's grid and steps, and no abstention."""
+        training = [each for each in self.phases if each.kind is Kind.TRAINING]
+        return len(training) == 1 and training[0].check_in is None
 
     def _fits_floats(self) -> bool:
         fullest = self.clip * self.heaviest * (1 / self.minibatch.ratio)  # as in `largest_signal`
@@ -354,9 +361,11 @@ def _calibrate(
     phases: tuple[Phase, ...],
     batch: Minibatch,
 ) -> Mechanism:
-    neediest = _neediest(participants) if batch.count is not None else participants
     grids = {
-        phase: max(_grid(each, clip, dimension, phase, batch) for each in neediest)
+        phase: max(
+            _grid(each, clip, dimension, phase, batch)
+            for each in _neediest(participants, _batch(phase, batch))
+        )
         for phase in set(phases)
     }
     heaviest = max(participant.weight for participant in participants)
@@ -365,18 +374,21 @@ def _calibrate(
     )
 
 
-def _neediest(participants: tuple[Participant, ...]) -> list[Participant]:
-    """One silo for each target that needs as much noise as any of them, or more.
+def _neediest(participants: tuple[Participant, ...], batch: Minibatch) -> list[Participant]:
+    """Those who may need the most noise.
 
-    The fewer records, the likelier one is drawn; a subsampled calibration takes a second for each.
+    The fewer records, the likelier one of a counted batch is drawn, and such a calibration takes a
+    second for each size: so of silos with one target only those count that are heavier than all
+    smaller ones.
     """
-    found: dict[PrivacyTarget, Participant] = {}
-    for each in participants:
-        known = found.get(each.target, each)
-        found[each.target] = Participant(
-            min(known.records, each.records), each.target, max(known.weight, each.weight)
-        )
-    return list(found.values())
+    if batch.count is None:
+        return list(participants)
+    found, heaviest = [], dict[PrivacyTarget, float]()
+    for each in sorted(set(participants), key=lambda each: (each.records, -each.weight)):
+        if each.weight > heaviest.get(each.target, 0.0):
+            heaviest[each.target] = each.weight
+            found.append(each)
+    return found
 
 
 def _grid(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 
+from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.seam import LOCAL_STEPS, Algorithm, AlgorithmPlan, Setting
 from silomix_core.mechanism import Kind, Mechanism, Participant, Phase
@@ -29,12 +30,18 @@ def setting_of(
     """
     targets = [each.target for each in participants]
     training = Phase(1, 1 - held_out)
+    records = min(training.records(each.records) for each in participants)
+    if records < 1:
+        raise CalibrationImpossible(
+            f"a silo of {min(each.records for each in participants)} records has none left to learn"
+            f" from when {held_out:.3g} of them are held out"
+        )
     return Setting(
         rounds=rounds,
         dimension=task.dimension,
         silos=len(participants),
         participants=asked or len(participants),
-        records=min(training.records(each.records) for each in participants),
+        records=records,
         radius=radius,
         lipschitz=min(clip, task.lipschitz),
         smoothness=task.smoothness,

@@ -189,7 +189,7 @@ class Study:
         return any(len(set(keys)) < len(keys) for keys in (sign, node))
 
     def _most_events(self) -> int:
-        return self.most_rounds * max(phase.steps for phase in self.phases)
+        return max(phase.events for phase in self.phases)
 
     def _targets(self) -> int:
         return len({silo.target or self.target for silo in self.silos})

@@ -243,3 +243,16 @@ def test_who_comes_to_a_lone_slot_is_about_twice_what_is_needed() -> None:
     assert (phase.rounds, phase.check_in) == (100, CheckIn(sliding=901, lone=True))
     (phase,) = check_ins.SLIDING.phases(replace(SETTING, silos=6, rounds=100))
     assert (phase.rounds, phase.check_in) == (4, CheckIn(sliding=3, lone=True))
+
+
+def test_nothing_is_claimed_for_reports_of_several_local_steps() -> None:
+    silo = Participant(1, PrivacyTarget(0.05, 1e-4))
+    phase = Phase(10_000, steps=20, check_in=CheckIn(lone=True))
+    made = Mechanism.calibrate([silo], clip=0.25, dimension=3, phases=[phase])
+    (figure,) = (
+        each
+        for each in central_figures(made, [silo] * 20_000, minimum_batch=2)
+        if each.name == "check-ins"
+    )
+    assert figure.epsilon is None
+    assert "more than one noised gradient" in (figure.reason or "")

@@ -12,7 +12,7 @@ from silomix_core.algorithms.shuffled import ALGORITHM, ONE_RECORD
 from silomix_core.central import Figure, central_figures
 from silomix_core.central_target import ShufflingGainsNothing, local_target
 from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.mechanism import Kind, Mechanism, Minibatch, Participant, Phase
 from silomix_core.models import Linear
 from silomix_core.reporting import Question, Reporter
 from silomix_core.study import InvalidStudy
@@ -146,3 +146,13 @@ def test_too_few_silos_are_told_how_many_it_takes() -> None:
         dimension=4,
     )
     assert local.epsilon > 0.1
+
+
+def test_every_phase_has_the_least_noise_that_keeps_every_promise() -> None:
+    """Neither a small, light silo nor a large, heavy one needs what a small, heavy one would."""
+    silos = [Participant(40, TARGET, 0.5), Participant(400, TARGET, 1.5)]
+    phases = [Phase(5, 0.8), Phase(1, 0.2, kind=Kind.EVALUATION)]
+    made = Mechanism.calibrate(silos, clip=0.25, dimension=5, phases=phases, minibatch=ONE_RECORD)
+    spent = [epsilon_of(made.transcripts(silo)[1], TARGET.delta) for silo in silos]
+    assert max(spent) == pytest.approx(TARGET.epsilon, rel=1e-3)
+    assert all(made.epsilon(silo) <= TARGET.epsilon for silo in silos)

@@ -757,3 +757,12 @@ def test_drawn_batches_have_a_limit_on_rounds() -> None:
     tree["privacy"] |= {"sampling": "poisson", "ratio": 0.5}
     with pytest.raises(InvalidStudy, match="at most 10000 with poisson batches"):
         parse(tree)
+
+
+def test_a_hold_out_that_leaves_a_silo_nothing_to_learn_from_is_refused() -> None:
+    tree = with_value(("algorithm", "name"), "localized-subgradient")
+    tree["evaluation"] = {"share": 0.99}
+    for silo in tree["silos"]:
+        silo["records"] = 40
+    with pytest.raises(ValueError, match="none left to learn from"):
+        parse(tree).mechanism()

@@ -77,7 +77,7 @@ def kinked_locals(setting: Setting) -> list[Local]:
     step = setting.diameter * sqrt(asked) / lipschitz * min(1 / sqrt(n), 1 / price(setting))
     found = []
     for index in range(1, _count(setting) + 1):
-        records = n // 2**index
+        records = max(1, n // 2**index)
         modulus = 2 ** (index * _exponent(setting)) / (step * records)
         rounds = min(asked * records, asked * (target.epsilon * records) ** 2 / d) + 1
         found.append(Local(records, modulus, 2 * lipschitz / modulus, rounds))
