@@ -8,7 +8,7 @@ therefore as strong as the claim, not weaker.
 All other records come in pairs that cancel each other at these points.  *Blank* features are 0 in
 every record: there a report holds nothing but noise, whatever the silo computed.
 
-Every record's residual is cut, and stays cut at scores up to 0.6.  So where silos walk, all of this
+Every record's residual is cut, and stays cut at scores up to 1.1.  So where silos walk, all of this
 holds on the whole walk if it is short, and it is as long as the study's ball is wide.
 """
 
