@@ -35,6 +35,20 @@ def audit(
     trials: Annotated[
         int, typer.Option(help="Studies that are attacked: half on D, half on D'.")
     ] = 500,
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What the studies run: noisy-mb-sgd, plain-mb-sgd, accelerated-mb-sgd, "
+            "multi-stage; with local steps local-sgd, dp-fedavg, dp-fedsgd, dp-scaffold, "
+            "dp-scaffold-warm; with secret rounds check-ins-fixed, check-ins-averaged, "
+            "check-ins-sliding.  The others, which draw or split records or smooth the loss, "
+            "are not covered.",
+        ),
+    ] = "noisy-mb-sgd",
+    local_steps: Annotated[
+        int | None, typer.Option(help="Noised steps of a silo in a round, where it walks.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds of each study.")] = 4,
     epsilon: Annotated[
         float, typer.Option(help="ε that the silo claims for each study's whole transcript.")
@@ -80,6 +94,8 @@ def audit(
             raise Failure(f"the audit needs {missing.name}; install silomix[demo]") from missing
 
         options = AuditOptions(
+            algorithm=algorithm,
+            local_steps=local_steps,
             trials=trials,
             rounds=rounds,
             epsilon=epsilon,

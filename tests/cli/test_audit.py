@@ -23,11 +23,13 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 from silomix.audit.canary import BLANK, CLIP, RADIUS, RECORDS, TASK, neighbours, point
+from silomix.audit.claim import Claim, not_covered
 from silomix.audit.run import AuditOptions, run_audit
-from silomix.audit.scratch import AuditFailed
+from silomix.audit.scratch import AuditFailed, make
 from silomix.audit.trials import Observed, Transcript
-from silomix.audit.verdict import Claim, Verdict, judge, power
+from silomix.audit.verdict import Verdict, judge, power
 from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Participant, Phase
 from silomix_core.noise import SIGMA_UNITS
@@ -44,11 +46,12 @@ def mechanism() -> Mechanism:
 
 
 def claimed() -> Claim:
-    return Claim(TARGET, sqrt(ROUNDS) * mechanism().event(SILO).mu, ROUNDS)
+    return Claim(TARGET, sqrt(ROUNDS) * mechanism().event(SILO).mu, ROUNDS, ROUNDS)
 
 
-def means() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The exact means of D and D′ on the grid, at a point that the audit asks about."""
+def means(moved: float = 0.0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The exact means of D and D′ on the grid, at a point that the audit asks about, or so far in
+    the canary's direction from it."""
     data = neighbours()
     first, second = (
         to_grid(
@@ -56,7 +59,7 @@ def means() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
                 Records(TASK.encode(table.values), 2 * table.labels - 1),
                 loss(LossName.LOGISTIC),
                 CLIP,
-            ).at(point(3, 10)),
+            ).at(point(3, 10, RADIUS) + moved * data.direction),
             mechanism().units_per_sum(SILO),
         )
         for table in (data.first, data.second)
@@ -84,10 +87,49 @@ def test_the_data_sets_differ_in_one_record_and_blanks_are_blank() -> None:
     assert not any(values[BLANK].any() for values in means())
 
 
+@pytest.mark.parametrize("moved", [-0.3, 0.3])
+def test_what_records_say_is_the_same_all_along_a_walk(moved: float) -> None:
+    """A walk is about as long as the ball is wide, 0.02: noise takes none as far as this."""
+    for here, there in zip(means(), means(moved), strict=True):
+        assert np.array_equal(here, there)
+
+
 def test_every_trial_asks_at_a_point_of_its_own_inside_the_ball() -> None:
-    points = [point(trial, 500) for trial in range(500)]
+    points = [point(trial, 500, RADIUS) for trial in range(500)]
     assert len({each.tobytes() for each in points}) == 500
     assert max(np.linalg.norm(each) for each in points) <= RADIUS
+
+
+# What is covered ---------------------------------------------------------------------------------
+
+
+def test_the_claim_follows_from_the_studys_mechanism(tmp_path: Path) -> None:
+    """Whatever the algorithm, a study claims its ε: μ is the same, but for integer noise."""
+    claims = {
+        name: Claim.of(make(tmp_path / name, name, TARGET, rounds=ROUNDS, local_steps=steps).study)
+        for name, steps in [("noisy-mb-sgd", None), ("dp-fedavg", 3), ("check-ins-averaged", None)]
+    }
+    counts = [(each.rounds, each.answers, each.steps) for each in claims.values()]
+    assert counts == [(4, 4, 1), (4, 4, 3), (4, 1, 1)]
+    for claim in claims.values():
+        assert claim.mu == pytest.approx(claimed().mu, rel=1e-3)
+
+
+def test_help_names_what_is_covered_and_the_rest_is_refused(tmp_path: Path, scratch: Path) -> None:
+    shown = subprocess.run(
+        arguments("--help"),
+        env=os.environ | {"COLUMNS": "1000"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    named = set(re.findall(r"[\w-]+", shown))
+    for name in ALGORITHMS:
+        study = make(tmp_path / name, name, TARGET, rounds=ROUNDS, local_steps=None).study
+        assert (not_covered(study) is None) == (name in named), name
+        if name not in named:
+            with pytest.raises(AuditFailed, match=f"the audit does not cover {name}: "):
+                run_audit(AuditOptions(algorithm=name))
 
 
 # The verdict, on simulated transcripts -----------------------------------------------------------
@@ -240,6 +282,24 @@ ledger.Ledger.charge = later
 lease.LeaseHolder._send = send_first
 """,
 }
+FAMILY_FAULTS = {
+    "noise at the first local step only": """
+from silomix_core import reporting
+draw, walk = reporting.discrete_gaussian, reporting.Reporter._walk
+def noised_once(self, *asked):
+    drawn = []
+    def first(count, source):
+        drawn.append(draw(count, source) * (not drawn))
+        return drawn[-1]
+    reporting.discrete_gaussian = first
+    return walk(self, *asked)
+reporting.Reporter._walk = noised_once
+""",
+    "checks in every time, charged once": """
+from silomix_core import reporting
+reporting.Reporter.takes_part = lambda self, round_number: True
+""",
+}
 CAUGHT = {  # rounds of a study and trials that suffice, and the checks that must fail
     "half the noise": (4, 20, {"noise"}),
     "sensitivity C/n": (4, 80, {"mu-gaussian"}),
@@ -296,6 +356,62 @@ def test_the_shipped_silo_is_consistent(tmp_path: Path, scratch: Path) -> None:
         "scratch",
         "silomix-audit.png",
     ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("dp-fedavg", ("--local-steps", 3)),
+        ("dp-scaffold", ("--local-steps", 3)),
+        ("check-ins-averaged", ()),
+    ],
+)
+def test_one_of_each_family_is_consistent_and_measures_what_is_claimed(
+    algorithm: str, more: tuple[object, ...], tmp_path: Path, scratch: Path
+) -> None:
+    result = audit(
+        tmp_path,
+        *("--algorithm", algorithm, *more, "--trials", 20, "--epsilon", 20, "--delta", 0.01),
+        *("--json", "audit.json"),
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    figures = json.loads((tmp_path / "audit.json").read_text())
+    assert figures["verdict"] == "consistent"
+    assert figures["algorithm"] == algorithm
+    # Fails a correct audit with probability below 10⁻⁶ (noncentral t of 18 degrees of freedom),
+    # and the noise of 20 reports and more, of four blanks each, is five standard errors away.
+    assert figures["mu_estimate"] > 0.3 * figures["mu_claimed"]
+    assert figures["noise_estimate"] == pytest.approx(1, abs=0.4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "caught"),
+    [
+        (
+            "noise at the first local step only",  # three times the claimed μ
+            ("--algorithm", "dp-fedavg", "--local-steps", 9, "--trials", 30),
+            {"mu-gaussian", "noise"},
+        ),
+        (
+            "checks in every time, charged once",
+            ("--algorithm", "check-ins-averaged", "--trials", 20),
+            {"charged-first"},
+        ),
+    ],
+)
+def test_a_fault_of_one_family_is_violated(
+    fault: str, options: tuple[object, ...], caught: set[str], tmp_path: Path, scratch: Path
+) -> None:
+    build = tmp_path / "faulty build.py"
+    build.write_text(f"{FAMILY_FAULTS[fault]}\nfrom silomix.main import run\nrun()\n")
+    result = audit(
+        tmp_path,
+        *(*options, "--epsilon", 20, "--delta", 0.01),
+        *("--json", "audit.json", "--silo-command", f"{sys.executable} '{build}' silo"),
+    )
+    assert result.returncode == 3, result.stdout + result.stderr
+    figures = json.loads((tmp_path / "audit.json").read_text())
+    assert caught <= {name for name, check in figures["checks"].items() if not check["passed"]}
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
@@ -363,6 +479,10 @@ def test_an_interrupted_audit_leaves_nothing(
         ({"trials": 21}, "--trials: an even number"),
         ({"trials": 2}, "--trials: an even number"),
         ({"rounds": 0}, "--rounds: from 1 to 1000"),
+        ({"algorithm": "sgd"}, "unknown algorithm 'sgd'"),
+        ({"local_steps": 3}, "--local-steps: noisy-mb-sgd has none to choose"),
+        ({"algorithm": "dp-fedavg", "local_steps": 0}, "--local-steps: at least 1"),
+        ({"algorithm": "dp-fedavg", "local_steps": 1001}, "local_steps must lie between 1 and"),
         ({"epsilon": -1.0}, "epsilon must be above 0"),
         ({"delta": 1e-40}, "delta=1e-40 at epsilon=6.0 is below the cost of integer noise"),
         ({"json": Path("nowhere/audit.json")}, "--json nowhere/audit.json: there is no such"),

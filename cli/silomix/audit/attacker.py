@@ -19,7 +19,7 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 from silomix_core.mechanism import Mechanism
-from silomix_core.report import decode_report
+from silomix_core.report import decode_report, is_abstention
 from silomix_core.study import Study
 from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol.descriptor import AttemptKeys, Descriptor, RoundDigest, issue
@@ -48,7 +48,7 @@ class Attack:
     study: Study
     point: NDArray[np.float64]
     charged_rounds: Callable[[], int]  # what the silo's ledger says now
-    reports: list[NDArray[np.int64]] = field(default_factory=list)
+    reports: list[NDArray[np.int64] | None] = field(default_factory=list)  # None: it abstained
     charged_first: list[bool] = field(default_factory=list)
     supplied: set[int] = field(default_factory=set)  # rounds that the silo has tokens for
     failure: Exception | None = None
@@ -129,7 +129,7 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
         attack = self._attacks.get(follow.lease)
         if attack is None or follow.study != attack.study.identity:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "that lease is not open")
-        silo, query = peer_name(context), _query(attack.point)
+        silo, query = peer_name(context), _query(attack)
         tokens = issuer(self._seed, attack.study.identity)
         keys: dict[int, list[_MixKeys]] = {}
         for number in range(len(attack.reports) + 1, attack.study.rounds + 1):
@@ -224,7 +224,7 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
         if asked is None:
             return mix_pb2.Receipt(status=mix_pb2.Receipt.REFUSED, reason="no such round")
         attack = asked.attack
-        charged = attack.charged_rounds() >= asked.descriptor.round
+        charged = attack.charged_rounds()
         try:
             place = [each.name for each in attack.study.silos].index(silo)
             verify(attack.study.silos[place].sign_key, header.signature, "report", digest, report)
@@ -234,13 +234,15 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
                 asked.gated.set_exception(error)
             return mix_pb2.Receipt(status=mix_pb2.Receipt.REFUSED, reason="not a report")
         if not asked.gated.done():  # sent twice: the same bytes, counted once
-            attack.charged_first.append(charged)
             attack.reports.append(values)
+            told = sum(each is not None for each in attack.reports)
+            attack.charged_first.append(values is None or charged >= told)
             asked.gated.set_result(gated)
         return sign_receipt(digest, place, report, self._mix_sign_keys[0])
 
-    def _open(self, onion: bytes, asked: _Asked) -> tuple[NDArray[np.int64], bytes]:
-        """The integers of a report, and the SHA-256 of what the server would have received."""
+    def _open(self, onion: bytes, asked: _Asked) -> tuple[NDArray[np.int64] | None, bytes]:
+        """The integers of a report, None if the silo abstains, where it may; and the SHA-256 of
+        what the server would have received."""
         descriptor, layer = asked.descriptor, onion
         for hop, keys in enumerate(asked.mix_keys):
             layer = open_layer(layer, keys.seal, hop, descriptor.digest)
@@ -250,7 +252,9 @@ class Attacker(channel_pb2_grpc.RoundChannelServicer, mix_pb2_grpc.MixServicer):
         if not issuer(self._seed, descriptor.study).valid(descriptor.round, token):
             raise UnusableReport("a report without a token of its round")
         report = open_gates(content[TOKEN_BYTES:], released, descriptor.digest)
-        values = decode_report(report, self._mechanism)
+        phase = self._mechanism.phases[self._mechanism.phase_of(descriptor.round)]
+        abstains = phase.check_in is not None and is_abstention(report, self._mechanism)
+        values = None if abstains else decode_report(report, self._mechanism)
         return values, sha256(layer).digest()
 
 
@@ -277,6 +281,10 @@ def _opened(asked: _Asked, query: bytes) -> channel_pb2.RoundOpened:
     )
 
 
-def _query(point: NDArray[np.float64]) -> bytes:
-    encoded = point.astype("<f8").tobytes()
-    return bytes(round_pb2.Query(point=encoded).SerializeToString(deterministic=True))
+def _query(attack: Attack) -> bytes:
+    """The point; where there are control variates, with 0 for their mean, which is what it is if
+    another silo's is the opposite of this one's."""
+    encoded = attack.point.astype("<f8").tobytes()
+    control = bytes(len(encoded)) if attack.study.has_control else b""
+    query = round_pb2.Query(point=encoded, control=control)
+    return bytes(query.SerializeToString(deterministic=True))

@@ -7,6 +7,9 @@ therefore as strong as the claim, not weaker.
 
 All other records come in pairs that cancel each other at these points.  *Blank* features are 0 in
 every record: there a report holds nothing but noise, whatever the silo computed.
+
+Every record's residual is cut, and stays cut at scores up to 1.1.  So where silos walk, all of this
+holds on the whole walk if it is short, and it is as long as the study's ball is wide.
 """
 
 from dataclasses import dataclass
@@ -23,6 +26,7 @@ Floats = NDArray[np.float64]
 RECORDS = 21
 CLIP = 0.1  # far below the canary's gradient of 0.38: a build that clips otherwise is seen
 RADIUS = 1.0
+WALK_RADIUS = 0.01  # where silos walk
 _SIGNAL, _BLANK = 4, 4
 
 TASK = Task(
@@ -62,11 +66,11 @@ def neighbours() -> Neighbours:
     )
 
 
-def point(trial: int, trials: int) -> Floats:
+def point(trial: int, trials: int, radius: float) -> Floats:
     """Where trial `trial` (from 0) asks: on a blank axis, so that every score is exactly 0.
 
     Different trials ask at different points: no two rounds of an audit are the same question.
     """
     where = np.zeros(TASK.dimension)
-    where[BLANK.start] = RADIUS * (trial + 1) / trials
+    where[BLANK.start] = radius * (trial + 1) / trials
     return where

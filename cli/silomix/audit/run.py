@@ -19,13 +19,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
-from silomix_core.mechanism import Mechanism, Participant, Phase
 
-from silomix.audit.canary import CLIP, RECORDS, TASK, neighbours
+from silomix.audit.canary import RECORDS, TASK, neighbours
+from silomix.audit.claim import Claim, not_covered
 from silomix.audit.picture import draw
-from silomix.audit.scratch import AuditFailed, prepare
+from silomix.audit.scratch import AuditFailed, approve, make
 from silomix.audit.trials import Observed, observe
-from silomix.audit.verdict import ALPHA, Check, Claim, Verdict, judge, power
+from silomix.audit.verdict import ALPHA, Check, Verdict, judge, power
+from silomix.consortium import Consortium
 from silomix.demo.summary import PROTECTS_AGAINST
 
 VIOLATED = 3  # exit status
@@ -35,6 +36,8 @@ _MOST_STUDIES = 20  # in one silo's ledger: every charge looks at all of them
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
+    algorithm: str = "noisy-mb-sgd"
+    local_steps: int | None = None
     trials: int = 500
     rounds: int = 4
     epsilon: float = 6.0
@@ -65,27 +68,22 @@ class AuditOptions:
 def run_audit(options: AuditOptions) -> int:
     """The whole audit; its exit status."""
     console = Console(highlight=False, soft_wrap=True)
-    claim = _checked(options)
-    anyhow, by_any = power(claim, options.trials)
-    if by_any < 0.99:
-        console.print(
-            f"warning: with {options.trials} trials, twice the claimed mu would be noticed with "
-            f"probability {100 * by_any:.0f} % only; use more trials"
-        )
+    _check(options)
     started = time.monotonic()
-    observed = _observe(options, claim, console)
+    claim, observed = _observe(options, console)
     verdict = judge(claim, observed, neighbours().direction)
     seconds = time.monotonic() - started
-    figures = _figures(options, verdict, (anyhow, by_any), seconds)
+    powers = power(claim, options.trials)
+    figures = _figures(options, verdict, powers, seconds)
     draw(verdict, options.png)
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    _print(console, options, verdict, (anyhow, by_any), seconds)
+    _print(console, options, verdict, powers, seconds)
     return VIOLATED if verdict.violated else 0
 
 
-def _checked(options: AuditOptions) -> Claim:
-    """The claim, if everything that could be wrong with the options is right."""
+def _check(options: AuditOptions) -> None:
+    """What could be wrong with the options beside the study that they describe."""
     if not _FEWEST <= options.trials <= _MOST or options.trials % 2:
         raise AuditFailed(
             f"--trials: an even number from {_FEWEST} to {_MOST}, half for D, half D′"
@@ -100,18 +98,35 @@ def _checked(options: AuditOptions) -> Claim:
     if find_spec("matplotlib") is None:
         raise AuditFailed("the picture needs matplotlib; install silomix[demo]")
     _ = options.command
+
+
+def _claimed(options: AuditOptions, folder: Path) -> tuple[Consortium, Claim]:
+    """The study that these options describe, and its claim, if the audit covers it."""
     try:
-        target = PrivacyTarget(options.epsilon, options.delta)
-        silo = Participant(RECORDS, target)
-        mechanism = Mechanism.calibrate(
-            [silo], clip=CLIP, dimension=TASK.dimension, phases=[Phase(options.rounds)]
+        made = make(
+            folder,
+            options.algorithm,
+            PrivacyTarget(options.epsilon, options.delta),
+            rounds=options.rounds,
+            local_steps=options.local_steps,
         )
+        if (reason := not_covered(made.study)) is not None:
+            raise AuditFailed(f"the audit does not cover {options.algorithm}: {reason}")
+        return made, Claim.of(made.study)
     except ValueError as error:
         raise AuditFailed(str(error)) from error
-    return Claim(target, sqrt(options.rounds) * mechanism.event(silo).mu, options.rounds)
 
 
-def _observe(options: AuditOptions, claim: Claim, console: Console) -> Observed:
+def _warn(claim: Claim, trials: int, console: Console) -> None:
+    _, by_any = power(claim, trials)
+    if by_any < 0.99:
+        console.print(
+            f"warning: with {trials} trials, twice the claimed mu would be noticed with "
+            f"probability {100 * by_any:.0f} % only; use more trials"
+        )
+
+
+def _observe(options: AuditOptions, console: Console) -> tuple[Claim, Observed]:
     """All trials, in a scratch folder that is gone afterwards; SIGTERM is handled like Ctrl-C."""
     progress = Progress(
         TextColumn("{task.description}"),
@@ -123,27 +138,23 @@ def _observe(options: AuditOptions, claim: Claim, console: Console) -> Observed:
         disable=not console.is_terminal,
     )
 
-    async def work(folder: Path) -> Observed:
+    async def work(folder: Path) -> tuple[Claim, Observed]:
         task = asyncio.current_task()
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        made, claim = _claimed(options, folder / "consortium")
+        _warn(claim, options.trials, console)
         approving = f"approving {options.studies} studies"
         bar = progress.add_task(approving, total=None)
         if not console.is_terminal:  # there the bar says so
             console.print(f"{approving} …")
-        scratch = await prepare(
-            folder / "consortium",
-            options.command,
-            claim.target,
-            rounds=options.rounds,
-            studies=options.studies,
-            data=neighbours(),
-        )
-        console.print(f"attacking {options.trials} studies, {options.rounds} rounds each …")
+        scratch = await approve(made, options.command, studies=options.studies, data=neighbours())
+        console.print(f"attacking {options.trials} studies, {claim.rounds} rounds each …")
         progress.update(bar, description="attacking the silo", total=options.trials)
-        return await observe(
+        observed = await observe(
             scratch, options.command, options.trials, lambda: progress.advance(bar)
         )
+        return claim, observed
 
     with tempfile.TemporaryDirectory(prefix="silomix-audit-", ignore_cleanup_errors=True) as name:
         try:
@@ -160,6 +171,7 @@ def _figures(
     return {
         "verdict": "violated" if verdict.violated else "consistent",
         "violations": [check.says for check in verdict.checks if not check.passed],
+        "algorithm": options.algorithm,
         "adjacency": ADJACENCY,
         "protects_against": PROTECTS_AGAINST,
         "epsilon_claimed": claim.target.epsilon,
@@ -179,6 +191,8 @@ def _figures(
         "power_twice_mu_any_distribution": powers[0],
         "trials": verdict.trials,
         "rounds": claim.rounds,
+        "answers": claim.answers,
+        "steps": claim.steps,
         "records": RECORDS,
         "dimension": TASK.dimension,
         "false_positives": [verdict.false_positives, len(verdict.first)],
@@ -202,7 +216,7 @@ def _print(
     lines = {
         "audited": f"{shlex.join(options.command)} run",
         "claim": f"epsilon {claim.target.epsilon:g} at delta {claim.target.delta:g} "
-        f"(mu {claim.mu:.3f}) for all {claim.rounds} rounds of a study; {ADJACENCY}",
+        f"(mu {claim.mu:.3f}) for {claim}; {ADJACENCY}",
         "against": PROTECTS_AGAINST,
         "attack": f"{verdict.trials} studies in {seconds:.0f} s; D taken for D′ "
         f"{verdict.false_positives} of {n} times, D′ for D {verdict.false_negatives} of {m} times",

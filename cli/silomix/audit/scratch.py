@@ -17,10 +17,11 @@ from pathlib import Path
 import tomli_w
 from silomix_client.config import SiloConfig, load
 from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.study import Study
 from silomix_server.children import end, spawn
 
-from silomix.audit.canary import CLIP, RADIUS, RECORDS, TASK, Neighbours
+from silomix.audit.canary import CLIP, RADIUS, RECORDS, TASK, WALK_RADIUS, Neighbours
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.processes import tail
 from silomix.demo.run import free_ports
@@ -55,23 +56,16 @@ class Scratch:
         return load(folder / silo.name)
 
 
-async def prepare(
-    folder: Path,
-    command: Sequence[str],
-    target: PrivacyTarget,
-    *,
-    rounds: int,
-    studies: int,
-    data: Neighbours,
+async def approve(
+    made: Consortium, command: Sequence[str], *, studies: int, data: Neighbours
 ) -> Scratch:
-    """Make the consortium and let the audited build approve `studies` studies, D and D′ in turn."""
-    made = _create(folder, target, rounds)
-    silo = made.silos[0].parent
+    """Let the audited build approve `studies` studies like the one made, D and D′ in turn."""
+    folder, silo = made.folder, made.silos[0].parent
     write_csv(data.first, TASK, silo / "data.csv")
     names = [f"trial-{number + 1}" for number in range(studies)]
     for number, name in enumerate(names):
         write_csv(data.second if number % 2 else data.first, TASK, silo / f"{name}.csv")
-    _write_policy(silo / "policy.toml", names, target)
+    _write_policy(silo / "policy.toml", names, made.study.target)
     template = (folder / "study.toml").read_bytes()
     approved = []
     for number, name in enumerate(names):
@@ -83,17 +77,26 @@ async def prepare(
     return Scratch(made, tuple(approved))
 
 
-def _create(folder: Path, target: PrivacyTarget, rounds: int) -> Consortium:
+def make(
+    folder: Path, name: str, target: PrivacyTarget, *, rounds: int, local_steps: int | None
+) -> Consortium:
+    """The consortium of a study with this algorithm; ValueError if there is no such study."""
+    entry = algorithm(name)
+    if local_steps is not None and not entry.takes_local_steps:
+        raise ValueError(f"--local-steps: {name} has none to choose")
+    if local_steps is not None and local_steps < 1:
+        raise ValueError("--local-steps: at least 1")
     fleet, channel, control, *mixes = (f"127.0.0.1:{port}" for port in free_ports(5))
     choices = StudyChoices(
         name="audit",
-        algorithm="noisy-mb-sgd",
+        algorithm=name,
         rounds=rounds,
-        radius=RADIUS,
+        radius=RADIUS if entry.local is None else WALK_RADIUS,
         clip=CLIP,
         target=target,
         minimum_batch=1,
         deadline_s=60.0,
+        local_steps=local_steps,
     )
     addresses = Addresses(fleet, channel, control, tuple(mixes))
     return create(folder, TASK, (RECORDS,), choices, addresses)

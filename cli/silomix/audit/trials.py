@@ -44,7 +44,7 @@ class Transcript:
     """What the attacker has of one trial."""
 
     second: bool  # the silo held D′
-    reports: NDArray[np.int64]  # (rounds, d)
+    reports: NDArray[np.int64]  # (rounds in which the silo did not abstain, d)
     charged_first: tuple[bool, ...]  # for each report: the ledger had its charge on arrival
     charged_rounds: int  # in the end
     charged_epsilon: float  # recomputed from the events in the ledger
@@ -128,7 +128,7 @@ class _Lanes:
         attack = Attack(
             lease=secrets.token_hex(8),
             study=study,
-            point=point(trial, self._trials),
+            point=point(trial, self._trials, study.radius),
             charged_rounds=lambda: ledger.spending(study.identity).rounds,
         )
         async with self.attacker.attacking(attack):
@@ -148,7 +148,7 @@ class _Lanes:
         spending = ledger.spending(study.identity)
         return Transcript(
             second=approved.second,
-            reports=np.array(attack.reports),
+            reports=_sums(attack),
             charged_first=tuple(attack.charged_first),
             charged_rounds=spending.rounds,
             charged_epsilon=spending.epsilon(study.target.delta),
@@ -160,6 +160,16 @@ class _Lanes:
             verify(ledger)
         except SiloError as error:
             self.broken.append(str(error))
+
+
+def _sums(attack: Attack) -> NDArray[np.int64]:
+    """The sums of noised gradients that were sent; with control variates each report is how its
+    sum differs from the one before."""
+    told = [values for values in attack.reports if values is not None]
+    if not told:
+        raise AuditFailed("the silo abstained in every round: there is nothing to judge it by")
+    sent = np.array(told)
+    return sent.cumsum(axis=0) if attack.study.has_control else sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 The attacker projects every report on the canary's direction and adds up the rounds of a study: for
 Gaussian noise that is the sufficient statistic, no attacker has a better one.  In units of the
-claimed noise it is N(∓μ/2, 1) for a silo that does as it claims; D′ is guessed when it is above 0,
+claimed noise it is N(∓μ/2, 1) for a silo that does as it claims (a report that sums up K noised
+gradients moves K times as far, and has √K times the noise); D′ is guessed when it is above 0,
 a threshold that was fixed before the first trial.
 
 **False alarms.**  Every check below has its share of `ALPHA` (0.1 %), so a silo that keeps its
@@ -16,7 +17,6 @@ from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.accounting.gaussian import gaussian_epsilon
 from silomix_core.audit_bounds import (
     correlation,
@@ -33,6 +33,7 @@ from silomix_core.audit_bounds import (
 from silomix_core.noise import SIGMA_UNITS
 
 from silomix.audit.canary import BLANK
+from silomix.audit.claim import Claim
 from silomix.audit.trials import Observed, Transcript
 
 ALPHA = 0.001
@@ -44,15 +45,6 @@ _ALPHA_CORRELATION = ALPHA / 8
 _SAME_EPSILON = 1e-3  # how far the ledger's ε may be from the claimed one, relatively
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What the audited study promises each record of the silo."""
-
-    target: PrivacyTarget
-    mu: float
-    rounds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +84,16 @@ class Verdict:
 
 def judge(claim: Claim, observed: Observed, direction: Floats) -> Verdict:
     transcripts = observed.transcripts
-    first = statistics([each for each in transcripts if not each.second], direction)
-    second = statistics([each for each in transcripts if each.second], direction)
+    sd = SIGMA_UNITS * sqrt(claim.steps)  # of a coordinate of a report
+    first = statistics([each for each in transcripts if not each.second], direction, sd)
+    second = statistics([each for each in transcripts if each.second], direction, sd)
     positives, negatives = int((first > 0).sum()), int((second <= 0).sum())
     rates = (
         rate_upper(positives, len(first), _ALPHA_RATE),
         rate_upper(negatives, len(second), _ALPHA_RATE),
     )
-    noise = np.array([each.reports[:, BLANK] for each in transcripts]) / SIGMA_UNITS
+    fewest = min(len(each.reports) for each in transcripts)  # of a silo that checks in too often
+    noise = np.array([each.reports[:fewest, BLANK] for each in transcripts]) / sd
     mu_estimate = gaussian_mu(first, second)
     mu_gaussian = gaussian_mu_lower(first, second, _ALPHA_GAUSSIAN)
     pooled = rate_upper(positives + negatives, len(transcripts), _ALPHA_POOLED)
@@ -143,11 +137,12 @@ def judge(claim: Claim, observed: Observed, direction: Floats) -> Verdict:
     )
 
 
-def statistics(transcripts: Sequence[Transcript], direction: Floats) -> Floats:
-    """Σ over rounds of ⟨report, direction⟩, in units of its own claimed standard deviation."""
-    reports = np.array([each.reports for each in transcripts], dtype=np.float64)
-    sums: Floats = (reports @ direction).sum(axis=1) / (SIGMA_UNITS * sqrt(reports.shape[1]))
-    return sums
+def statistics(transcripts: Sequence[Transcript], direction: Floats, sd: float) -> Floats:
+    """Σ over reports of ⟨report, direction⟩, in units of its own claimed standard deviation."""
+    sums = [
+        (each.reports @ direction).sum() / (sd * sqrt(len(each.reports))) for each in transcripts
+    ]
+    return np.array(sums, dtype=np.float64)
 
 
 def mu_error(mu: float, n: int, m: int) -> float:
@@ -202,7 +197,7 @@ def _ledger(claim: Claim, observed: Observed) -> Iterator[Check]:
     worst = max(transcripts, key=lambda each: abs(each.charged_epsilon - claim.target.epsilon))
     yield Check(
         "charge",
-        all(each.charged_rounds == claim.rounds for each in transcripts)
+        all(each.charged_rounds == claim.answers for each in transcripts)
         and abs(worst.charged_epsilon / claim.target.epsilon - 1) <= _SAME_EPSILON,
         f"the ledger's events amount to epsilon {worst.charged_epsilon:.4f} for "
         f"{worst.charged_rounds} rounds",
