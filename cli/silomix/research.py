@@ -137,7 +137,11 @@ def algorithms(
 
 def simulate(
     algorithm: Annotated[
-        str, typer.Option(help="Algorithms (silomix algorithms lists them); several: auto,b,c.")
+        str,
+        typer.Option(
+            help="Algorithms (silomix algorithms lists them); several: a,b,c.  auto sets its own "
+            "rounds, clip and radius."
+        ),
     ] = "noisy-mb-sgd",
     epsilon: Annotated[
         str, typer.Option(help="ε of every silo's whole transcript; several: 0.5,1,2,4.")

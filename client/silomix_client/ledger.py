@@ -244,11 +244,7 @@ class Ledger:
         budget, rounds = self._budget(population), 0
         for approval in map(self.approval, self._approvals.of_population(population)):
             if not approval.closed and not budget.covers(approval.study.minibatch.scheme):
-                raise InvalidConfig(
-                    f"the Gaussian accountant of your policy does not cover the open study "
-                    f"{approval.study.short_id}, which draws batches; "
-                    'keep accountant = "renyi" in your policy, or close it'
-                )
+                raise InvalidConfig(_not_covered(approval))
             spent = self.spending(approval.study.identity)
             asked = sum(phase.answers for phase in approval.study.phases)
             rounds += spent.rounds if approval.closed else asked
@@ -315,6 +311,8 @@ class Ledger:
         if room >= phase.steps:
             spent = spent.with_round(number, event, phase.steps)
         budget = self._budget(approval.population)
+        if not budget.covers(study.minibatch.scheme):
+            raise RefusedQuery(_not_covered(approval))
         if not budget.holds(self._spent_on_others(approval) + spent.loss(budget)):
             raise BudgetExhausted(
                 f"round {round_number} would exceed your policy's {_named(budget)}"
@@ -395,6 +393,14 @@ class Ledger:
 @lru_cache(maxsize=256)
 def _event(written: str) -> PrivacyEvent:
     return event_of(json.loads(written))
+
+
+def _not_covered(approval: Approval) -> str:
+    return (
+        f"the Gaussian accountant of your policy does not cover the open study "
+        f"{approval.study.short_id}, which draws batches; "
+        'keep accountant = "renyi" in your policy, or close it'
+    )
 
 
 def _named(budget: Budget) -> str:

@@ -11,7 +11,7 @@ from silomix.consortium import Consortium
 from silomix.demo.run import DemoOptions, prepare
 from silomix_client.approve import approve, review
 from silomix_client.config import SiloConfig, load
-from silomix_client.errors import BudgetExhausted, NotApproved
+from silomix_client.errors import BudgetExhausted, NotApproved, RefusedQuery
 from silomix_client.ledger_check import verify
 from silomix_client.snapshot import thaw
 from silomix_core.accounting.events import PrivacyTarget, Scheme
@@ -152,6 +152,24 @@ def test_a_gaussian_policy_refuses_a_subsampled_study_and_says_why(
     config = load(made.silos[0])
     with pytest.raises(NotApproved, match='accountant = "renyi" would'):
         approve(config, review(config, study_file(made)), NOW)
+
+
+def test_a_policy_that_became_gaussian_answers_no_round_of_an_open_subsampled_study(
+    consortium: Consortium,
+) -> None:
+    """It could not say what that costs; the ledger still opens, so that the study can be closed."""
+    made = altered(consortium, POISSON)
+    renyi_policy(made)
+    approved_silo(made)
+    (made.silos[0].parent / "policy.toml").write_text("epsilon = 8.0\ndelta = 1e-5\n")
+    config = load(made.silos[0])
+    ledger = open_ledger(config)
+    desk = open_desk(config, made.study, ledger)
+    with pytest.raises(RefusedQuery, match=r"Gaussian accountant .* or close it"):
+        desk.answer(asked(made, 1))
+    assert not ledger.spending(made.study.identity).rounds
+    ledger.close_study(made.study.identity, NOW)
+    ledger.close()
 
 
 @pytest.mark.parametrize("change", [POISSON, FIXED], ids=["poisson", "fixed size"])
