@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import silomix_protocol  # noqa: F401 before anything imports grpc
 
 if TYPE_CHECKING:
-    from silomix.estimators import FederatedClassifier
+    from silomix.estimators import FederatedClassifier, FederatedRegressor
 
-__all__ = ["FederatedClassifier"]
+__all__ = ["FederatedClassifier", "FederatedRegressor"]
 
 
 def __getattr__(name: str) -> object:

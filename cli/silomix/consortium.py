@@ -1,29 +1,35 @@
 """A whole consortium on disk: authority, one folder per party, the study file that binds them.
 
-Used by the demo and by `silomix consortium init`, where one person plays all parties.  In a real
-consortium each party makes its own keys and sends only the public halves to the study lead.
+Used by the demo and by `silomix consortium init`, where one person plays all parties: each is
+invited and joins as in a real consortium, only without a network in between.
 """
 
-from base64 import b64encode
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from silomix_authority.config import AuthorityConfig
+from silomix_authority.desk import Desk
+from silomix_authority.register import Register
+from silomix_authority.run import create as create_authority
 from silomix_client.entries import worst
+from silomix_client.rules import LEAST_PEOPLE
 from silomix_core.accounting.budget import Accountant, Budget
 from silomix_core.accounting.events import PrivacyTarget, Scheme
+from silomix_core.algorithms.seam import Descent
+from silomix_core.mechanism import Minibatch
 from silomix_core.study import Study
 from silomix_core.task import Task
-from silomix_protocol.certificates import Authority
-from silomix_protocol.keys import (
-    SigningKey,
-    generate_node_key,
-    node_public_bytes,
-    save_node_key,
-    write_secret,
-)
+from silomix_protocol.enrolment import PartyKeys, accept_membership, join_request
+from silomix_protocol.membership import Kind, Member, text_of
+
+from silomix.specification import feature_table, people_table
+
+_SAMPLE_LIFE = timedelta(days=90)  # also without an authority that runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +49,28 @@ class StudyChoices:
     participants: int | None = None  # silos that a round asks; all unless given
     ridge: float = 0.0
     local_steps: int | None = None  # of a silo in a round, where the algorithm has them
+    descent: Descent | None = None  # where the algorithm leaves it to the study
     held_out: float | None = None  # share of the records that evaluates the final model
+    minibatch: Minibatch = field(default_factory=Minibatch)  # where algorithms leave a choice
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where each process listens: host:port."""
+    """Where others find each process: host:port."""
 
     fleet: str
     channel: str
     control: str
     mixes: tuple[str, ...]
+    authority: str = "127.0.0.1:9090"
+
+    @staticmethod
+    def listen(address: str) -> str:
+        """Where the process itself listens: on this machine only if others find it there."""
+        host, port = _host(address), address.rpartition(":")[2]
+        if host.startswith("127.") or host in ("localhost", "::1"):
+            return address
+        return f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,11 @@ class Consortium:
     server: Path  # server.toml
     mixes: tuple[Path, ...]  # mix.toml of each
     silos: tuple[Path, ...]  # silo.toml of each
+
+    @property
+    def authority(self) -> Path:
+        """Its authority.toml."""
+        return self.folder / "authority" / "authority.toml"
 
 
 def create(
@@ -81,38 +103,20 @@ def create(
 ) -> Consortium:
     """Make the folders of a server, the mixes and one silo for each number of records."""
     folder.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(UTC)
-    authority = Authority.create("silomix consortium", now)
-    (folder / "authority").mkdir(mode=0o700)
-    write_secret(folder / "authority" / "ca.key", authority.key_pem)
-    (folder / "authority" / "ca.crt").write_bytes(authority.pem)
     mix_names = [f"mix-{index + 1}" for index in range(len(addresses.mixes))]
     silo_names = [f"silo-{index + 1}" for index in range(len(records))]
-    hosts = tuple({_host(address) for address in (addresses.fleet, addresses.control)})
+    dialled = addresses.fleet, addresses.channel
     study: dict[str, Any] = _study_table(task, choices)
-    study["server"] = {
-        "name": "server",
-        "fleet_address": addresses.fleet,
-        "channel_address": addresses.channel,
-        **_party(folder / "server", "server", authority, now, hosts, serves=True),
-    }
-    study["mixes"] = [
-        {
-            "name": name,
-            "address": address,
-            **_party(folder / name, name, authority, now, (_host(address),), serves=True),
-        }
-        for name, address in zip(mix_names, addresses.mixes, strict=True)
-    ]
-    study["silos"] = [
-        {
-            "name": name,
-            "records": count,
-            **_party(folder / name, name, authority, now, (), serves=False),
-            "node_key": _node_key(folder / name),
-        }
-        for name, count in zip(silo_names, records, strict=True)
-    ]
+    with _members(folder, addresses.authority) as members:
+        study["server"] = members.join(Member("server", Kind.SERVER, dialled))
+        study["mixes"] = [
+            members.join(Member(name, Kind.MIX, (address,)))
+            for name, address in zip(mix_names, addresses.mixes, strict=True)
+        ]
+        study["silos"] = [
+            members.join(Member(name, Kind.SILO), records=count)
+            for name, count in zip(silo_names, records, strict=True)
+        ]
     content = tomli_w.dumps(study).encode("utf-8")
     (folder / "study.toml").write_bytes(content)
     leases = {
@@ -122,7 +126,8 @@ def create(
     }
     _configure_server(folder / "server", addresses, leases, holdout=holdout)
     for name, address in zip(mix_names, addresses.mixes, strict=True):
-        mix = {"name": name, "listen": address, "studies": ["../study.toml"]}
+        listen = addresses.listen(address)
+        mix = {"name": name, "listen": listen, "studies": ["../study.toml"]}
         _write(folder / name / "mix.toml", mix)
     parsed = Study.parse(content)
     policy = _policy(parsed)
@@ -143,8 +148,8 @@ def _configure_server(
     server: dict[str, Any] = {
         "name": "server",
         "study": "../study.toml",
-        "fleet_listen": addresses.fleet,
-        "channel_listen": addresses.channel,
+        "fleet_listen": addresses.listen(addresses.fleet),
+        "channel_listen": addresses.listen(addresses.channel),
         "control_listen": addresses.control,
         **leases,
     }
@@ -165,7 +170,11 @@ def _policy(study: Study) -> dict[str, Any]:
     Drawn batches need the Rényi accountant, whose one fixed order asks for a little more ε.
     """
     target = study.target
-    policy: dict[str, Any] = {"epsilon": target.epsilon, "delta": target.delta}
+    policy: dict[str, Any] = {
+        "epsilon": target.epsilon,
+        "delta": target.delta,
+        "minimum_people": min(LEAST_PEOPLE, *(silo.records for silo in study.silos)),
+    }
     if study.minibatch.scheme is Scheme.FULL:
         return policy
     mechanism = study.mechanism()
@@ -186,16 +195,8 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "scaling": task.scaling.value,
             "bias": task.bias,
             **_label_table(task),
-            "features": [
-                {
-                    "name": feature.name,
-                    "low": feature.low,
-                    "high": feature.high,
-                    "missing": feature.missing,
-                }
-                | ({"count": feature.count} if feature.count > 1 else {})
-                for feature in task.features
-            ],
+            **people_table(task),
+            "features": [feature_table(feature) for feature in task.features],
         },
         "algorithm": {
             "name": choices.algorithm,
@@ -204,12 +205,14 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
         }
         | ({"participants": choices.participants} if choices.participants else {})
         | ({"ridge": choices.ridge} if choices.ridge else {})
-        | ({"local_steps": choices.local_steps} if choices.local_steps else {}),
+        | ({"local_steps": choices.local_steps} if choices.local_steps else {})
+        | _descent_table(choices.descent),
         "privacy": {
             "clip": choices.clip,
             "epsilon": choices.target.epsilon,
             "delta": choices.target.delta,
-        },
+        }
+        | _sampling(choices.minibatch),
         "batch": {
             "minimum": choices.minimum_batch,
             "deadline_s": choices.deadline_s,
@@ -217,6 +220,18 @@ def _study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
             "tokens": choices.tokens,
         },
     } | ({"evaluation": {"share": choices.held_out}} if choices.held_out else {})
+
+
+def _descent_table(descent: Descent | None) -> dict[str, Any]:
+    if descent is None:
+        return {}
+    return {"momentum": descent.momentum, "averaging": descent.averaging.value}
+
+
+def _sampling(batch: Minibatch) -> dict[str, str | float]:
+    if batch.scheme is Scheme.FULL:
+        return {}
+    return {"sampling": batch.scheme.value, "ratio": batch.ratio}
 
 
 def _label_table(task: Task) -> dict[str, float]:
@@ -231,39 +246,40 @@ def _label_table(task: Task) -> dict[str, float]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _party(
-    folder: Path,
-    name: str,
-    authority: Authority,
-    now: datetime,
-    hosts: tuple[str, ...],
-    *,
-    serves: bool,
-) -> dict[str, str]:
-    """Make a party's folder with its keys and certificate; its public key."""
-    folder.mkdir(mode=0o700)
-    issued = authority.issue(name, hosts, now, serves=serves)
-    (folder / "ca.crt").write_bytes(authority.pem)
-    (folder / "tls.crt").write_bytes(issued.certificate)
-    write_secret(folder / "tls.key", issued.key)
-    sign_key = SigningKey.generate()
-    sign_key.save(folder / "sign.key")
-    return {"sign_key": _text(sign_key.public)}
+@contextmanager
+def _members(folder: Path, address: str) -> Iterator["_Members"]:
+    """A new authority, with everybody who joins written into its register at once."""
+    lives = (_SAMPLE_LIFE, timedelta(hours=72), _SAMPLE_LIFE)
+    listen = Addresses.listen(address)
+    config = AuthorityConfig(folder / "authority", address, listen, *lives)
+    now = datetime.now(UTC)
+    create_authority(config, "silomix consortium", now)
+    with closing(Register(config.state)) as register, register.change():
+        yield _Members(folder, Desk(config, register), now)
 
 
-def _node_key(folder: Path) -> str:
-    key = generate_node_key()
-    save_node_key(key, folder / "node.key")
-    return _text(node_public_bytes(key))
+class _Members:
+    """Parties that join in folders beside the authority's."""
 
+    def __init__(self, folder: Path, desk: Desk, now: datetime) -> None:
+        self._folder, self._desk, self._now = folder, desk, now
 
-def _write(path: Path, table: dict[str, Any]) -> None:
-    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+    def join(self, member: Member, **decided: int) -> dict[str, Any]:
+        """Invite a party and let it join; what a study file says of it, with what is `decided`."""
+        folder = self._folder / member.name
+        invitation = self._desk.invite(member, self._now)
+        keys = PartyKeys.make(folder, member.kind)
+        answer = self._desk.join(join_request(invitation, keys), self._now)
+        accept_membership(invitation, keys, answer, folder, self._now)
+        dialled = dict(zip(member.kind.addresses, member.addresses, strict=True))
+        key = text_of(keys.sign.public)
+        entry = {"name": member.name, **decided, **dialled, "sign_key": key}
+        return entry | ({"node_key": text_of(keys.node_public)} if keys.node else {})
 
 
 def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def _text(key: bytes) -> str:
-    return b64encode(key).decode("ascii")
+def _write(path: Path, table: dict[str, Any]) -> None:
+    path.write_text(tomli_w.dumps(table), encoding="utf-8")

@@ -1,19 +1,22 @@
 """A study and a ledger in plain language, for the person who has to say yes or no."""
 
 from textwrap import fill
+from typing import Any
 
-from silomix_client.approve import Review
 from silomix_client.complaints import SavedComplaint
 from silomix_client.config import MAIN, SiloConfig
-from silomix_client.entries import Approval, worst
+from silomix_client.entries import Approval
 from silomix_client.errors import InvalidConfig
 from silomix_client.ledger import Ledger
-from silomix_core.accounting.budget import NOTHING, Loss
 from silomix_core.accounting.events import ADJACENCY, Scheme
+from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.central import central_figures
 from silomix_core.mechanism import Mechanism
 from silomix_core.study import Study
 from silomix_core.task import Task
+from silomix_protocol.keys import fingerprint
+
+from silomix.specification import describe_specification
 
 AGAINST = "one record replaced; holds against server, mixes and all other silos"
 
@@ -27,15 +30,17 @@ def describe_study(study: Study) -> str:
         f"study            {_short(study.name)}",
         f"identity         {study.identity.hex()}",
         f"learns           {_short(study.task.label)} ({_loss(study.task)}) from {shown}{more}",
-        f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}",
+        *describe_specification(study.task),
+        f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}"
+        + _descent(study),
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records"
         + _asked(study),
         *_check_ins(mechanism),
         *_evaluation(study),
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
         f"a batch has at least {study.batching.minimum} reports",
-        *_filled("gate", _gate(study)),
-        *_filled("tokens", _tokens(study)),
+        *_filled("gate", gate_in_words(study)),
+        *_filled("tokens", tokens_in_words(study)),
         f"server           {study.server.fleet_address} and {study.server.channel_address}",
         f"privacy          epsilon {study.target.epsilon:g}, delta {study.target.delta:g} for "
         "every silo's whole transcript" + _exceptions(study) + ",",
@@ -43,6 +48,7 @@ def describe_study(study: Study) -> str:
         f"noise            standard deviation {_noise(mechanism)} on each of "
         f"{mechanism.dimension} coordinates (clip {study.clip:g})",
         *_central_lines(study),
+        *_key_lines(study),
     ]
     return "\n".join(lines)
 
@@ -61,6 +67,14 @@ def _central_lines(study: Study) -> list[str]:
     return lines
 
 
+def _key_lines(study: Study) -> list[str]:
+    """What each party says of its own key, to compare."""
+    keys = [(study.server.name, study.server.sign_key)]
+    keys += [(mix.name, mix.sign_key) for mix in study.mixes]
+    keys += [(silo.name, silo.sign_key) for silo in study.silos]
+    return [f"key              {fingerprint(key).hex()} {name}" for name, key in keys]
+
+
 def _loss(task: Task) -> str:
     parts = [task.loss.value]
     if task.level is not None:
@@ -77,7 +91,7 @@ def _loss(task: Task) -> str:
     return ", ".join(parts)
 
 
-def _gate(study: Study) -> str:
+def gate_in_words(study: Study) -> str:
     least = study.batching.minimum
     if not study.batching.gate:
         return (
@@ -91,7 +105,7 @@ def _gate(study: Study) -> str:
     )
 
 
-def _tokens(study: Study) -> str:
+def tokens_in_words(study: Study) -> str:
     if not study.batching.tokens:
         return (
             "off: the server cannot tell silos' reports from those that somebody in the chain "
@@ -110,61 +124,8 @@ def _filled(name: str, text: str) -> list[str]:
     )
 
 
-def describe_offer(reviewed: Review, config: SiloConfig) -> str:
-    """What this silo would give, at the δ of its own policy: the study's may be a larger one."""
-    participant, budget = reviewed.participant, config.policy.budgets[reviewed.population]
-    promised, lifetime = participant.target, budget.target
-    cost = reviewed.study.mechanism().epsilon(participant, lifetime.delta)
-    weight = "" if participant.weight == 1 else f", its weight {participant.weight:.3g}"
-    return "\n".join(
-        [
-            f"your records     {len(reviewed.records)}, frozen at approval{weight}",
-            f"you are promised epsilon {promised.epsilon:g} at delta {promised.delta:g}",
-            f"your loss        epsilon {cost:.4g} at your policy's delta {lifetime.delta:g}, over "
-            f"the whole study{_less_than_promised(reviewed)}",
-            f"your policy      epsilon {lifetime.epsilon:g} in all, "
-            f"{budget.accountant.value} accountant; {_reservation(reviewed, config)}",
-        ]
-    )
-
-
-def _less_than_promised(reviewed: Review) -> str:
-    """Why a silo may lose less than it was promised: one noise scale serves the neediest silo."""
-    study, participant = reviewed.study, reviewed.participant
-    if reviewed.epsilon >= 0.99 * participant.target.epsilon:
-        return ""
-    if len({(silo.weight, silo.target) for silo in study.silos}) > 1:
-        return " (less than promised: another silo needs more noise)"
-    if participant.records > min(silo.records for silo in study.silos):
-        return " (less than promised: the smallest silo decides the noise)"
-    return ""
-
-
-def _reservation(reviewed: Review, config: SiloConfig) -> str:
-    """What is reserved of the policy's budget, without the study and with it."""
-    study, budget = reviewed.study, config.policy.budgets[reviewed.population]
-    reserved, known = _reserved_so_far(reviewed, config)
-    text = f"reserved so far: {budget.epsilon(reserved):.4g}"
-    if known or not budget.covers(study.minibatch.scheme):  # a refusal follows, without a sum
-        return text
-    planned = worst(budget, study.mechanism().transcripts(reviewed.participant))
-    return f"{text}, with this study: {budget.epsilon(reserved + planned):.4g}"
-
-
-def _reserved_so_far(reviewed: Review, config: SiloConfig) -> tuple[Loss, bool]:
-    """From the ledger, if there is one, and whether the study is in it: looking writes nothing."""
-    if not (config.folder / "state" / "ledger.sqlite").exists():
-        return NOTHING, False
-    ledger = Ledger(config.state, config.policy)
-    try:
-        known = any(each.study.identity == reviewed.study.identity for each in ledger.approvals())
-        return ledger.reserved(reviewed.population).loss, known
-    finally:
-        ledger.close()
-
-
-def describe_closing(ledger: Ledger, approval: Approval) -> str:
-    """What closing a study frees, and what it does not."""
+def describe_revoking(ledger: Ledger, approval: Approval) -> str:
+    """What revoking a study frees, and what it does not."""
     study, delta = approval.study, approval.participant.target.delta
     spent = ledger.spending(study.identity)
     reserved = approval.mechanism.epsilon(approval.participant)
@@ -175,14 +136,15 @@ def describe_closing(ledger: Ledger, approval: Approval) -> str:
             f"spent            epsilon {spent.epsilon(delta):.4f} at delta {delta:g} in "
             f"{spent.rounds} of {study.rounds} rounds; this stays spent",
             f"reserved         epsilon {reserved:.4f}; what of it was not spent is free again",
-            "                 a closed study cannot be approved again",
+            "                 a revoked study cannot be approved again",
         ]
     )
 
 
 def describe_ledger(ledger: Ledger, config: SiloConfig) -> str:
-    """Every study's line, and every population's total."""
+    """Every study's line, every population's total, and where the ledger came from."""
     lines = [line for each in ledger.approvals() for line in _study_lines(ledger, each)]
+    lines += [_put_back(body) for body in ledger.put_back_from()]
     for population in config.policy.budgets:
         lines.append(f"{_population(population, config)}: {_total(ledger, population)}")
     lines.append(f"({ADJACENCY}: {AGAINST})")
@@ -218,19 +180,42 @@ def ledger_figures(ledger: Ledger, config: SiloConfig) -> dict[str, object]:
         }
         for name, budget in config.policy.budgets.items()
     }
-    return {"adjacency": ADJACENCY, "against": AGAINST, "studies": studies, "populations": totals}
+    put_back = [
+        {"at": body["at"], "backup": body["backup"], "complete": body["complete"]}
+        for body in ledger.put_back_from()
+    ]
+    return {
+        "adjacency": ADJACENCY,
+        "against": AGAINST,
+        "studies": studies,
+        "populations": totals,
+        "put_back": put_back,
+    }
 
 
 def _study_lines(ledger: Ledger, approval: Approval) -> list[str]:
     study, target = approval.study, approval.participant.target
     spent = ledger.spending(study.identity)
     reserved = approval.mechanism.epsilon(approval.participant)
-    state = "closed" if approval.closed else f"reserved {reserved:.4f}"
+    state = "revoked" if approval.closed else f"reserved {reserved:.4f}"
+    if study.identity in ledger.forfeited():
+        state = "counted in full when the ledger was put back"
     return [
         f"study {study.short_id} {study.name}: {spent.rounds} of {study.rounds} rounds, "
         f"epsilon {spent.epsilon(target.delta):.4f} spent, {state}, of the promised "
         f"{target.epsilon:g} at delta {target.delta:g}"
     ]
+
+
+def _put_back(body: dict[str, Any]) -> str:
+    at, backup = (f"{time[:10]} {time[11:19]} UTC" for time in (body["at"], body["backup"]))
+    line = f"put back on {at} from a backup of {backup}: "
+    if body["complete"] is True:
+        return line + "no study was forgotten, as the operator stated"
+    return line + (
+        "studies may have been forgotten, so all of the budget counts as spent and nothing is "
+        "approved any more"
+    )
 
 
 def _total(ledger: Ledger, population: str) -> str:
@@ -292,6 +277,12 @@ def _batches(mechanism: Mechanism) -> str:
     return parts
 
 
+def _descent(study: Study) -> str:
+    if not ALGORITHMS[study.algorithm].takes_descent:
+        return ""
+    return f"; momentum {study.descent.momentum:g}, {study.descent.averaging.value} average"
+
+
 def _asked(study: Study) -> str:
     if study.participants == len(study.silos):
         return ""
@@ -312,10 +303,12 @@ def _check_ins(mechanism: Mechanism) -> list[str]:
 def _evaluation(study: Study) -> list[str]:
     if not study.held_out:
         return []
+    is_number = study.task.loss.is_regression
+    asks = "how far off the final model is" if is_number else "how many of them it gets right"
     return _filled(
         "evaluation",
         f"{100 * study.held_out:g} % of each silo's records, drawn in secret, are kept from "
-        "training; a last round asks how many of them the final model gets right, in a report "
+        f"training; a last round shows them the final model and asks {asks}, in a report "
         "with noise like any other",
     )
 

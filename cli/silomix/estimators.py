@@ -1,30 +1,36 @@
-"""silomix for notebooks: a classifier that is fitted on many silos' records, each kept private.
+"""silomix for notebooks: models that are fitted on many silos' records, each kept private.
 
     model = FederatedClassifier(bounds=[(18, 100), (80, 200)], epsilon=2, delta=1e-6)
     model.fit([(X_a, y_a), (X_b, y_b), (X_c, y_c)])
     model.predict(X_new); print(model.privacy_)
 
-`fit` runs the study in one process: the silos' own reporters and the coordinator's own algorithm,
-as `silomix simulate` does.  `fit_over_network` runs the same study with real processes on this
+`FederatedClassifier` tells two classes apart, `FederatedRegressor` predicts a number.  `fit` runs
+the study in one process: the silos' own reporters and the coordinator's own algorithm, as
+`silomix simulate` does.  `fit_over_network` runs the same study with real processes on this
 machine.  `from_study` loads the model of a study that hospitals ran.  Works with scikit-learn's
 `clone` and does not need scikit-learn.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from inspect import signature
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
+from silomix_core.algorithms import auto
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.seam import USUAL_DESCENT
+from silomix_core.feature import Kind
 from silomix_core.federation import Rehearsal, rehearsal
 from silomix_core.losses import LossName
 from silomix_core.mechanism import Participant
+from silomix_core.setting import unfit
 from silomix_core.task import Feature, Scaling, Task
 from silomix_core.update import Records
 
@@ -35,69 +41,46 @@ from silomix.history import Callback, Line, round_line, scored
 
 Labelled = tuple[ArrayLike, ArrayLike]
 Choice = TypeVar("Choice", bound=Enum)
-_LOSSES = (LossName.LOGISTIC, LossName.HINGE)  # of labels −1 and +1
 
 
 class NotFitted(ValueError, AttributeError):
     """Asked for a model before there was one."""
 
 
-class FederatedClassifier:
-    """Linear classification of two classes, private for every record of every silo.
+class _Federated(ABC):
+    """What both estimators do alike: from arguments to a study, and from its model to answers."""
 
-    bounds: (low, high) of each feature, or one pair for all.  Public knowledge, agreed before
-        anybody looks at records; values beyond are clamped, missing ones (NaN) become the middle.
-    epsilon, delta: of everything that a silo sends in all rounds together, one record replaced.
-    algorithm, rounds: one of `silomix algorithms`, and how many rounds it may take at most.
-    loss: "logistic", or "hinge" for the algorithms that need no smoothness.
-    classes: the two labels, the second being the positive one; public, like the bounds.
-    participants: silos that a round asks, drawn anew for each; all unless given.
-    clip: bound on the norm of a record's gradient; radius: of the ball that the model is kept in;
-        ridge: of the public term ridge/2·‖w‖².
-    scaling: "unit-ball" divides all records by the same number, "unit-sphere" each by its norm.
-    bias: value of the constant feature that stands for the intercept.
-    random_state: seed of who is asked and of all noise, to repeat an experiment.  Noise that can
-        be repeated protects nobody; without a seed it comes from a cryptographic generator.
+    losses: ClassVar[tuple[LossName, ...]]
+    bounds: ArrayLike | None
+    epsilon: float
+    delta: float
+    algorithm: str
+    rounds: int
+    loss: str
+    participants: int | None
+    clip: float
+    radius: float
+    ridge: float
+    scaling: str
+    bias: float
+    random_state: int | Sequence[int] | None
 
-    After fitting: weights_ (the model, of scaled features and bias), coef_ (1, features) and
-    intercept_ (1,), classes_, n_features_in_, n_iter_ (rounds), history_ (a line per round) and
-    privacy_ (what is promised, to whom, on which condition).  Within the bounds
-    decision_function(X) = X @ coef_.T + intercept_, up to the 16 bits that features are rounded
-    to; with "unit-sphere" the same holds of scaled records.
-    """
+    @abstractmethod
+    def _task(self, features: tuple[Feature, ...]) -> Task:
+        """What these arguments ask for."""
 
-    def __init__(
-        self,
-        *,
-        bounds: ArrayLike | None = None,
-        epsilon: float = 2.0,
-        delta: float = 1e-6,
-        algorithm: str = "noisy-mb-sgd",
-        rounds: int = 60,
-        loss: str = "logistic",
-        classes: Sequence[Any] = (0, 1),
-        participants: int | None = None,
-        clip: float = 0.25,
-        radius: float = 50.0,
-        ridge: float = 0.0,
-        scaling: str = "unit-ball",
-        bias: float = 0.3,
-        random_state: int | Sequence[int] | None = None,
-    ) -> None:
-        self.bounds = bounds
-        self.epsilon = epsilon
-        self.delta = delta
-        self.algorithm = algorithm
-        self.rounds = rounds
-        self.loss = loss
-        self.classes = classes
-        self.participants = participants
-        self.clip = clip
-        self.radius = radius
-        self.ridge = ridge
-        self.scaling = scaling
-        self.bias = bias
-        self.random_state = random_state
+    @abstractmethod
+    def _labels(self, outcomes: NDArray[Any], whose: str) -> Floats:
+        """Labels as a study has them, of what was given as y."""
+
+    @abstractmethod
+    def _learned(self, task: Task, weights: Floats) -> None:
+        """Set what a fitted model has beside weights."""
+
+    @classmethod
+    @abstractmethod
+    def _about_labels(cls, task: Task) -> dict[str, Any]:
+        """Arguments of the constructor that a study's task decides, beside those of both."""
 
     # Fitting ------------------------------------------------------------------------------------
 
@@ -171,18 +154,19 @@ class FederatedClassifier:
             raise ValueError("random_state: a silo's process has no seeded noise; use None, or fit")
         task, tables = self._tables(silos)
         held_out = None if holdout is None else self._table(task, holdout, "the hold-out")
-        made = self._rehearsal(task, tables)
+        made, chosen = self._rehearsal(task, tables), self._chosen(task, tables)
         choices = StudyChoices(
             name="from Python",
-            algorithm=self.algorithm,
-            rounds=self.rounds,
-            radius=self.radius,
-            clip=self.clip,
+            algorithm=chosen.algorithm,
+            rounds=chosen.rounds,
+            radius=chosen.radius,
+            clip=chosen.clip,
             target=PrivacyTarget(self.epsilon, self.delta),
             minimum_batch=usual_minimum(made.setting.participants),
             deadline_s=DEADLINE_S,
             participants=self.participants,
             ridge=self.ridge,
+            descent=chosen.descent,
         )
         with TemporaryDirectory(prefix="silomix-") as temporary:
             place = Path(folder) if folder is not None else Path(temporary) / "study"
@@ -197,7 +181,11 @@ class FederatedClassifier:
 
     @classmethod
     def from_study(cls, study: Path | str, model: Path | str) -> Self:
-        """The finished model of a study: its study.toml and the server's model.npz."""
+        """The finished model of a study: its study.toml and the server's model.npz.
+
+        X then has the study's columns in its order: a flag as 0 or 1, a category as its place in
+        the study's list (from 0), NaN for what is missing.  With categories there is no coef_.
+        """
         from silomix_protocol.files import named, read_study
 
         with named(Path(study), ValueError):
@@ -209,7 +197,10 @@ class FederatedClassifier:
                 f"{model} belongs to study {owner[:12]}, not to {study} ({agreed.short_id})"
             )
         task = agreed.task
-        loaded = cls(
+        if task.loss not in cls.losses or task.hidden is not None:
+            kind = f"{task.loss.value} loss" if task.hidden is None else "hidden layer"
+            raise ValueError(f"{study}: {cls.__name__} does not know the {kind} of this study")
+        loaded = cls().set_params(
             bounds=[(each.low, each.high) for each in task.features for _ in range(each.count)],
             epsilon=agreed.target.epsilon,
             delta=agreed.target.delta,
@@ -222,6 +213,7 @@ class FederatedClassifier:
             ridge=agreed.ridge,
             scaling=task.scaling.value,
             bias=task.bias,
+            **cls._about_labels(task),
         )
         condition = f"Study {agreed.short_id} ({agreed.name}), as each silo's ledger kept it."
         if own := sum(silo.target is not None for silo in agreed.silos):
@@ -234,27 +226,10 @@ class FederatedClassifier:
 
     # Using the model ----------------------------------------------------------------------------
 
-    def decision_function(self, X: ArrayLike) -> Floats:  # noqa: N803
-        """Scores (n,): above 0 for the second class."""
+    def _scores(self, X: ArrayLike) -> Floats:  # noqa: N803
         if not hasattr(self, "weights_"):
             raise NotFitted("there is no model yet; call fit, fit_over_network or from_study")
-        return scores(self.weights_, _values(self._task, X, "X"), self._task)
-
-    def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
-        """The class of each record (n,)."""
-        chosen = (self.decision_function(X) > 0).astype(np.int64)
-        return self.classes_[chosen]
-
-    def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
-        """Probabilities (n, 2) of the two classes; for the logistic loss only."""
-        if self.loss != LossName.LOGISTIC.value:
-            raise AttributeError(f"the {self.loss} loss has no probabilities; use predict")
-        positive = 0.5 + 0.5 * np.tanh(0.5 * self.decision_function(X))
-        return np.column_stack([1 - positive, positive])
-
-    def score(self, X: ArrayLike, y: ArrayLike) -> float:  # noqa: N803
-        """The share of records that are classified correctly."""
-        return float(np.mean(self.predict(X) == np.asarray(y)))
+        return scores(self.weights_, _values(self._fitted_task, X, "X"), self._fitted_task)
 
     # What scikit-learn asks of an estimator -----------------------------------------------------
 
@@ -284,8 +259,6 @@ class FederatedClassifier:
 
     def _tables(self, silos: Sequence[Labelled]) -> tuple[Task, list[Table]]:
         """The task, and the silos' records as the command line has them."""
-        if len(self.classes) != 2:
-            raise ValueError(f"classes: two labels, the positive one second; got {self.classes!r}")
         if not len(silos):
             raise ValueError("silos: a list of (X, y), at least one")
         bounds = _checked_bounds(self.bounds)
@@ -296,28 +269,30 @@ class FederatedClassifier:
                 np.broadcast_to(bounds, (columns, 2)).tolist(), start=1
             )
         )
-        loss, scaling = _named(_LOSSES, self.loss), _named(Scaling, self.scaling)
-        task = Task(loss, "label", features, scaling, self.bias)
+        task = self._task(features)
         return task, [self._table(task, each, f"silo {index}") for index, each in enumerate(silos)]
 
     def _table(self, task: Task, labelled: Labelled, whose: str) -> Table:
         values, outcomes = _values(task, labelled[0], f"X of {whose}"), np.asarray(labelled[1])
         if outcomes.shape != (len(values),):
             raise ValueError(f"y of {whose}: {len(values)} labels expected, got {outcomes.shape}")
-        negative, positive = self.classes
-        labels = (outcomes == positive).astype(np.float64)
-        strange = outcomes[(outcomes != positive) & (outcomes != negative)]
-        if len(strange):
-            raise ValueError(
-                f"y of {whose}: {strange.tolist()[0]!r} is none of classes={self.classes!r}; "
-                "labels are public knowledge and are not collected from the silos"
-            )
-        return Table(values, labels)
+        return Table(values, self._labels(outcomes, whose))
+
+    def _participants(self, tables: Sequence[Table]) -> list[Participant]:
+        target = PrivacyTarget(self.epsilon, self.delta)
+        return [Participant(len(each), target) for each in tables]
+
+    def _chosen(self, task: Task, tables: Sequence[Table]) -> auto.Choice:
+        """As the arguments say; "auto" has numbers of its own."""
+        asked = auto.Choice(self.algorithm, self.rounds, self.clip, self.radius)
+        loud = auto.loudness(self._participants(tables), self.participants)
+        return auto.chosen(asked, task, loud)
 
     def _rehearsal(self, task: Task, tables: Sequence[Table]) -> Rehearsal:
-        target, entry = PrivacyTarget(self.epsilon, self.delta), algorithm(self.algorithm)
-        if entry.needs_smooth and task.smoothness == np.inf:
-            raise ValueError(f"{self.algorithm} needs a loss without kinks, {self.loss} has one")
+        chosen = self._chosen(task, tables)
+        entry = algorithm(chosen.algorithm)
+        if (reason := unfit(entry, task)) is not None:
+            raise ValueError(reason)
         if self.participants is not None and not 1 <= self.participants <= len(tables):
             raise ValueError(
                 f"participants: 1 to {len(tables)}, the silos; got {self.participants}"
@@ -325,26 +300,251 @@ class FederatedClassifier:
         return rehearsal(
             task,
             entry,
-            [Participant(len(each), target) for each in tables],
-            rounds=self.rounds,
-            radius=self.radius,
-            clip=self.clip,
+            self._participants(tables),
+            rounds=chosen.rounds,
+            radius=chosen.radius,
+            clip=chosen.clip,
             ridge=self.ridge,
             asked=self.participants,
+            descent=chosen.descent or USUAL_DESCENT,
         )
 
     def _fitted(self, task: Task, weights: Floats, lines: list[Line], condition: str) -> Self:
-        self._task = task
+        self._fitted_task = task
         self.weights_, self.history_, self.n_iter_ = weights, lines, len(lines)
-        self.classes_ = np.array(list(self.classes))
         self.n_features_in_ = len(task.columns)
-        self.coef_, self.intercept_ = _raw_line(task, weights)
+        self._learned(task, weights)
         self.privacy_ = (
             f"ε = {self.epsilon:g}, δ = {self.delta:g} ({ADJACENCY}) for everything that a silo "
             f"sends in all {len(lines)} rounds, against {PROTECTS_AGAINST}. {condition} "
             "Every further fit on the same records spends as much again."
         )
         return self
+
+
+class FederatedClassifier(_Federated):
+    """Linear classification of two classes, private for every record of every silo.
+
+    bounds: (low, high) of each feature, or one pair for all.  Public knowledge, agreed before
+        anybody looks at records; values beyond are clamped, missing ones (NaN) become the middle.
+    epsilon, delta: of everything that a silo sends in all rounds together, one record replaced.
+    algorithm, rounds: one of `silomix algorithms`, and how many rounds it may take at most; "auto"
+        sets rounds, clip and radius itself.
+    loss: "logistic", or "hinge" for the algorithms that need no smoothness.
+    classes: the two labels, the second being the positive one; public, like the bounds.
+    participants: silos that a round asks, drawn anew for each; all unless given.
+    clip: bound on the norm of a record's gradient; radius: of the ball that the model is kept in;
+        ridge: of the public term ridge/2·‖w‖².
+    scaling: "unit-ball" divides all records by the same number, "unit-sphere" each by its norm.
+    bias: value of the constant feature that stands for the intercept.
+    random_state: seed of who is asked and of all noise, to repeat an experiment.  Noise that can
+        be repeated protects nobody; without a seed it comes from a cryptographic generator.
+
+    After fitting: weights_ (the model, of scaled features and bias), coef_ (1, features) and
+    intercept_ (1,), classes_, n_features_in_, n_iter_ (rounds), history_ (a line per round) and
+    privacy_ (what is promised, to whom, on which condition).  Within the bounds
+    decision_function(X) = X @ coef_.T + intercept_, up to the 16 bits that features are rounded
+    to; with "unit-sphere" the same holds of scaled records.
+    """
+
+    losses = (LossName.LOGISTIC, LossName.HINGE)  # of labels −1 and +1
+
+    def __init__(
+        self,
+        *,
+        bounds: ArrayLike | None = None,
+        epsilon: float = 2.0,
+        delta: float = 1e-6,
+        algorithm: str = "noisy-mb-sgd",
+        rounds: int = 60,
+        loss: str = "logistic",
+        classes: Sequence[Any] = (0, 1),
+        participants: int | None = None,
+        clip: float = 0.25,
+        radius: float = 50.0,
+        ridge: float = 0.0,
+        scaling: str = "unit-ball",
+        bias: float = 0.3,
+        random_state: int | Sequence[int] | None = None,
+    ) -> None:
+        self.bounds = bounds
+        self.epsilon = epsilon
+        self.delta = delta
+        self.algorithm = algorithm
+        self.rounds = rounds
+        self.loss = loss
+        self.classes = classes
+        self.participants = participants
+        self.clip = clip
+        self.radius = radius
+        self.ridge = ridge
+        self.scaling = scaling
+        self.bias = bias
+        self.random_state = random_state
+
+    def decision_function(self, X: ArrayLike) -> Floats:  # noqa: N803
+        """Scores (n,): above 0 for the second class."""
+        return self._scores(X)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
+        """The class of each record (n,)."""
+        chosen = (self.decision_function(X) > 0).astype(np.int64)
+        return self.classes_[chosen]
+
+    def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
+        """Probabilities (n, 2) of the two classes; for the logistic loss only."""
+        if self.loss != LossName.LOGISTIC.value:
+            raise AttributeError(f"the {self.loss} loss has no probabilities; use predict")
+        positive = 0.5 + 0.5 * np.tanh(0.5 * self.decision_function(X))
+        return np.column_stack([1 - positive, positive])
+
+    def score(self, X: ArrayLike, y: ArrayLike) -> float:  # noqa: N803
+        """The share of records that are classified correctly."""
+        return float(np.mean(self.predict(X) == np.asarray(y)))
+
+    def _task(self, features: tuple[Feature, ...]) -> Task:
+        if len(self.classes) != 2:
+            raise ValueError(f"classes: two labels, the positive one second; got {self.classes!r}")
+        loss, scaling = _named(self.losses, self.loss), _named(Scaling, self.scaling)
+        return Task(loss, "label", features, scaling, self.bias)
+
+    def _labels(self, outcomes: NDArray[Any], whose: str) -> Floats:
+        negative, positive = self.classes
+        strange = outcomes[(outcomes != positive) & (outcomes != negative)]
+        if len(strange):
+            raise ValueError(
+                f"y of {whose}: {strange.tolist()[0]!r} is none of classes={self.classes!r}; "
+                "labels are public knowledge and are not collected from the silos"
+            )
+        labels: Floats = (outcomes == positive).astype(np.float64)
+        return labels
+
+    def _learned(self, task: Task, weights: Floats) -> None:
+        self.classes_ = np.array(list(self.classes))
+        if _is_linear(task):
+            slopes, constant = _raw_line(task, weights)
+            self.coef_, self.intercept_ = slopes[None, :], np.array([constant])
+
+    @classmethod
+    def _about_labels(cls, _: Task) -> dict[str, Any]:
+        return {}
+
+
+class FederatedRegressor(_Federated):
+    """Linear prediction of a number, private for every record of every silo.
+
+    label_bounds: (low, high) of the number to predict; public like the bounds of the features.
+        Labels beyond count as the bounds, and no prediction lies beyond them.
+    loss: "squared" for the mean, "absolute" for the median, "quantile" for the `level` (0.9: nine
+        of ten labels lie below), "huber" for the mean without outliers: errors beyond `threshold`,
+        in the label's unit, count in proportion to their size.
+    clip: bound on the norm of a record's gradient.  An error as large as half of the bounds' width
+        has one of about ½, so that 0.25 makes errors beyond a quarter of the width count in
+        proportion; where labels are very skewed and the mean is wanted, use a larger one.
+
+    All else as of a `FederatedClassifier`.  After fitting: coef_ (features,) and intercept_, in the
+    label's unit; predict(X) = X @ coef_ + intercept_, cut at the bounds.
+    """
+
+    losses = (LossName.SQUARED, LossName.HUBER, LossName.ABSOLUTE, LossName.QUANTILE)
+
+    def __init__(
+        self,
+        *,
+        bounds: ArrayLike | None = None,
+        label_bounds: tuple[float, float] | None = None,
+        epsilon: float = 2.0,
+        delta: float = 1e-6,
+        algorithm: str = "noisy-mb-sgd",
+        rounds: int = 60,
+        loss: str = "squared",
+        level: float | None = None,
+        threshold: float | None = None,
+        participants: int | None = None,
+        clip: float = 0.25,
+        radius: float = 10.0,
+        ridge: float = 0.0,
+        scaling: str = "unit-ball",
+        bias: float = 0.3,
+        random_state: int | Sequence[int] | None = None,
+    ) -> None:
+        self.bounds = bounds
+        self.label_bounds = label_bounds
+        self.epsilon = epsilon
+        self.delta = delta
+        self.algorithm = algorithm
+        self.rounds = rounds
+        self.loss = loss
+        self.level = level
+        self.threshold = threshold
+        self.participants = participants
+        self.clip = clip
+        self.radius = radius
+        self.ridge = ridge
+        self.scaling = scaling
+        self.bias = bias
+        self.random_state = random_state
+
+    def predict(self, X: ArrayLike) -> Floats:  # noqa: N803
+        """The number of each record (n,)."""
+        found = self._scores(X)
+        return self._fitted_task.predict(found)
+
+    def score(self, X: ArrayLike, y: ArrayLike) -> float:  # noqa: N803
+        """R² on these records: 1 for exact predictions, 0 for what their mean would do.
+
+        Of labels that are all alike, 1 if each is predicted exactly and else 0.
+        """
+        labels, predicted = np.asarray(y, dtype=np.float64), self.predict(X)
+        if labels.shape != predicted.shape:
+            raise ValueError(f"y: {len(predicted)} labels expected, got {labels.shape}")
+        wrong = float(np.sum((labels - predicted) ** 2))
+        varies = float(np.sum((labels - labels.mean()) ** 2))
+        if varies == 0:
+            return float(wrong == 0)
+        return 1 - wrong / varies
+
+    def _task(self, features: tuple[Feature, ...]) -> Task:
+        if self.label_bounds is None or np.shape(self.label_bounds) != (2,):
+            raise ValueError(
+                "label_bounds: give the public (low, high) of the number to predict; they are "
+                "never measured on the records"
+            )
+        low, high = map(float, self.label_bounds)
+        return Task(
+            loss=_named(self.losses, self.loss),
+            label="label",
+            features=features,
+            scaling=_named(Scaling, self.scaling),
+            bias=self.bias,
+            label_bounds=(low, high),
+            level=self.level,
+            threshold=self.threshold,
+        )
+
+    def _labels(self, outcomes: NDArray[Any], whose: str) -> Floats:
+        labels: Floats = np.asarray(outcomes, dtype=np.float64)
+        if not np.isfinite(labels).all():
+            raise ValueError(f"y of {whose}: not a finite number; leave such records out")
+        return labels
+
+    def _learned(self, task: Task, weights: Floats) -> None:
+        if task.label_bounds is None:
+            raise ValueError("a number to predict has bounds")
+        if not _is_linear(task):
+            return
+        slopes, constant = _raw_line(task, weights)
+        low, high = task.label_bounds
+        half = high / 2 - low / 2
+        self.coef_, self.intercept_ = slopes * half, low / 2 + high / 2 + constant * half
+
+    @classmethod
+    def _about_labels(cls, task: Task) -> dict[str, Any]:
+        return {
+            "label_bounds": task.label_bounds,
+            "level": task.level,
+            "threshold": task.threshold,
+        }
 
 
 def _named(known: Iterable[Choice], name: str) -> Choice:
@@ -377,16 +577,21 @@ def _values(task: Task, given: ArrayLike, what: str) -> Floats:
     return values
 
 
-def _raw_line(task: Task, weights: Floats) -> tuple[Floats, Floats]:
-    """The weights of raw values (1, columns) and the constant (1,); see `Task.encode`."""
-    intercept = weights[-1:] * task.bias
+def _is_linear(task: Task) -> bool:
+    """In raw values: a category's is its place in a list, of which no multiple means anything."""
+    return all(feature.kind is not Kind.CATEGORY for feature in task.features)
+
+
+def _raw_line(task: Task, weights: Floats) -> tuple[Floats, float]:
+    """The weights of raw values (columns,) and the constant; see `Task.encode`."""
+    intercept = float(weights[-1]) * task.bias
     if task.scaling is not Scaling.UNIT_BALL:
-        return weights[None, :-1].copy(), intercept
+        return weights[:-1].copy(), intercept
     counts = [feature.count for feature in task.features]
     low = np.repeat([feature.low for feature in task.features], counts)
     high = np.repeat([feature.high for feature in task.features], counts)
     slopes = weights[:-1] * 2 / (high - low) / sqrt(len(low))
-    return slopes[None, :], intercept - slopes @ (low + high) / 2
+    return slopes, intercept - float(slopes @ (low + high)) / 2
 
 
 def _fresh_bytes() -> Callable[[int], bytes]:

@@ -1,53 +1,111 @@
 """`silomix silo …`: what a hospital's operator types."""
 
+from contextlib import closing
+from hashlib import sha256
 from json import dumps as dump_json
 from pathlib import Path
 from string import hexdigits
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from silomix.audit_log_commands import audit_log as audit_log_commands
 from silomix.failures import Failure, failures
 
-silo = typer.Typer(help="A hospital: approve studies, answer them, see the ledger.")
+if TYPE_CHECKING:
+    from silomix_client.entries import Approval
+    from silomix_client.ledger import Ledger
+    from silomix_client.offer import Offer
+
+silo = typer.Typer(help="A hospital: review and approve studies, answer them, see the ledger.")
+silo.add_typer(audit_log_commands, name="audit-log", no_args_is_help=True)
 
 _HASH_DIGITS = 64
-_LEAST_HEAD = 16  # what the silo's log shows of a head
+LEAST_HEAD = 16  # what the silo's log shows of a head
 _LEAST_STUDY = 8
 
 Config = Annotated[Path, typer.Argument(help="This party's TOML file.")]
 StudyFile = Annotated[Path, typer.Argument(help="The study file.")]
+Population = Annotated[
+    str, typer.Option(help="Which population of your policy it is about (else the main one).")
+]
+
+StudyPrefix = Annotated[
+    str, typer.Argument(help="Identity of the study: its first 8 hex digits or more.")
+]
+
+
+@silo.command("review")
+def silo_review(
+    config: Config,
+    study_file: StudyFile,
+    population: Population = "",
+) -> None:
+    """A study as a letter: what it asks of your people, what it costs, who takes part.
+
+    CONFIG is this silo's silo.toml, STUDY_FILE the study that its lead sent.  Writes nothing; exit
+    status 1 if the study cannot be approved.
+    """
+    from silomix_client.config import load
+    from silomix_client.offer import look
+
+    from silomix.letter import letter
+
+    with failures():
+        settings = load(config)
+        offer = look(settings, _read(study_file), population)
+        print(letter(offer, settings))
+        if offer.reviewed is None:
+            raise Failure(_reasons(offer))
+        command = f"silomix silo approve {config} {study_file}"
+        if population:
+            command += f" --population {population}"
+        print(f"\nTo approve it:\n  {command} \\\n    --hash {offer.study.identity.hex()}")
 
 
 @silo.command("approve")
 def silo_approve(
     config: Config,
     study_file: StudyFile,
-    population: Annotated[
-        str, typer.Option(help="Which population of your policy it is about (else the main one).")
-    ] = "",
+    population: Population = "",
+    hash_: Annotated[
+        str | None,
+        typer.Option(
+            "--hash",
+            help="The study's hash, 64 hex digits as `silo review` shows it: approve this study "
+            "and no other, without asking again.",
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask (for scripts).")] = False,
 ) -> None:
-    """Look at a study, check it against your data and keys, and approve it by its hash.
+    """Look at a study, check it against your policy, data and keys, and approve it by its hash.
 
     CONFIG is this silo's silo.toml, STUDY_FILE the study that its lead sent.
     """
     from datetime import UTC, datetime
 
-    from silomix_client.approve import approve, review
+    from silomix_client.approve import approve, note_refusal
+    from silomix_client.audit_log import audit_log
     from silomix_client.config import load
+    from silomix_client.offer import look
 
-    from silomix.describe import describe_offer, describe_study
+    from silomix.letter import letter
 
     with failures():
-        settings = load(config)
-        reviewed = review(settings, _read(study_file), population)
-        print(describe_study(reviewed.study) + "\n")
-        print(describe_offer(reviewed, settings))
-        if not yes and not typer.confirm("Approve this study?"):
+        settings, content = load(config), _read(study_file)
+        if hash_ is not None:
+            _check_hash(hash_, content, study_file)
+        offer = look(settings, content, population)
+        print(letter(offer, settings))
+        if offer.reviewed is None:
+            if offer.objections:
+                with audit_log(settings) as log:
+                    note_refusal(log, offer.study, "; ".join(offer.objections))
+            raise Failure(_reasons(offer))
+        if not yes and hash_ is None and not typer.confirm("\nApprove this study?"):
             raise Failure("not approved; nothing was written")
-        approve(settings, reviewed, datetime.now(UTC))
-        print(f"approved         {reviewed.study.identity.hex()}")
+        approve(settings, offer.reviewed, datetime.now(UTC))
+        print(f"\napproved         {offer.study.identity.hex()}")
 
 
 @silo.command("run")
@@ -91,9 +149,9 @@ def silo_ledger(
     from silomix.describe import counted, describe_ledger, ledger_figures
 
     with failures():
-        if head is not None and not _is_hex(head, _LEAST_HEAD):
+        if head is not None and not is_hex(head, LEAST_HEAD):
             raise Failure(
-                f"--head {head!r}: give at least the first {_LEAST_HEAD} hex digits of a head, as "
+                f"--head {head!r}: give at least the first {LEAST_HEAD} hex digits of a head, as "
                 "this command and the silo's log show it"
             )
         if json is not None:
@@ -105,7 +163,7 @@ def silo_ledger(
         print(describe_ledger(ledger, settings))
         if head is not None:
             found = f"entry {verified.earlier} of {verified.entries}"
-            print(f"head {head.lower()[:_LEAST_HEAD]}… found: {found}")
+            print(f"head {head.lower()[:LEAST_HEAD]}… found: {found}")
         entries = counted(verified.entries, "entry", "entries")
         print(f"verified {entries}, head {verified.head.hex() or '-'}")
         if json is not None:
@@ -114,52 +172,56 @@ def silo_ledger(
         ledger.close()
 
 
-@silo.command("close")
-def silo_close(
+@silo.command("revoke")
+def silo_revoke(
     config: Config,
-    study_id: Annotated[
-        str, typer.Argument(help="Identity of the study: its first 8 hex digits or more.")
-    ],
+    study_id: StudyPrefix,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask (for scripts).")] = False,
 ) -> None:
-    """Answer a study no more, and free what it had reserved but not spent.
+    """Take an approval back: from the next round on the study is answered no more.
 
-    CONFIG is this silo's silo.toml, STUDY_ID as `silomix silo ledger` shows it.  A closed study
-    cannot be approved again.
+    CONFIG is this silo's silo.toml, STUDY_ID as `silomix silo ledger` shows it.  What it had
+    reserved but not spent is free again, its frozen data is deleted.  A revoked study cannot be
+    approved again.
     """
     from datetime import UTC, datetime
 
+    from silomix_client.approve import revoke
     from silomix_client.config import load
     from silomix_client.ledger import Ledger
-    from silomix_client.snapshot import forget
 
-    from silomix.describe import describe_closing
+    from silomix.describe import describe_revoking
 
     with failures():
-        if not _is_hex(study_id, _LEAST_STUDY):
-            raise Failure(
-                f"{study_id!r}: give at least the first {_LEAST_STUDY} hex digits of the study's "
-                "identity, as `silomix silo ledger` shows it"
-            )
         settings = load(config)
-        ledger = Ledger(settings.state, settings.policy)
-        found = [
-            each
-            for each in ledger.approvals()
-            if each.study.identity.hex().startswith(study_id.lower())
-        ]
-        if len(found) != 1:
-            raise Failure(f"{len(found)} approved studies begin with {study_id!r}")
-        study = found[0].study
-        if found[0].closed:
-            raise Failure("this study is already closed")
-        print(describe_closing(ledger, found[0]))
-        if not yes and not typer.confirm("Close this study?"):
-            raise Failure("not closed; nothing was written")
-        ledger.close_study(study.identity, datetime.now(UTC))
-        ledger.close()
-        forget(study.identity, settings.state / "snapshots")
-        print(f"closed           {study.identity.hex()}")
+        with closing(Ledger(settings.state, settings.policy)) as ledger:
+            found = _named(ledger, study_id)
+            study = found.study
+            print(describe_revoking(ledger, found))
+        if not yes and not typer.confirm("Revoke this study?"):
+            raise Failure("not revoked; nothing was written")
+        revoke(settings, study, datetime.now(UTC))
+        print(f"revoked          {study.identity.hex()}")
+
+
+@silo.command("resume")
+def silo_resume(config: Config, study_id: StudyPrefix) -> None:
+    """Answer a study again that this silo stopped answering because its reports went missing.
+
+    Ask first who lost them (`silomix silo complaints`).  CONFIG is this silo's silo.toml,
+    STUDY_ID as `silomix silo ledger` shows it.  A running silo takes part again from the next
+    lease on.
+    """
+    from silomix_client.approve import resume
+    from silomix_client.config import load
+    from silomix_client.ledger import Ledger
+
+    with failures():
+        settings = load(config)
+        with closing(Ledger(settings.state, settings.policy)) as ledger:
+            study = _named(ledger, study_id).study
+        counted = resume(settings, study)
+        print(f"resumed          {study.identity.hex()}" if counted else "nothing had gone missing")
 
 
 @silo.command("complaints")
@@ -188,7 +250,23 @@ def silo_complaints(config: Config) -> None:
             print("no report of this silo went missing")
 
 
-def _is_hex(text: str, least: int) -> bool:
+def _check_hash(given: str, content: bytes, path: Path) -> None:
+    """The file must be the one whose hash was given: all of it, not its beginning."""
+    if len(given) != _HASH_DIGITS or not set(given) <= set(hexdigits):
+        raise Failure(
+            f"--hash {given!r}: give all {_HASH_DIGITS} hex digits, as `silomix silo review` "
+            "shows them"
+        )
+    found = sha256(content).hexdigest()
+    if found != given.lower():
+        raise Failure(f"{path} has the hash {found}: it is not the study that you reviewed")
+
+
+def _reasons(offer: "Offer") -> str:
+    return "; ".join([*offer.objections, *([offer.data_problem] if offer.data_problem else [])])
+
+
+def is_hex(text: str, least: int) -> bool:
     """The beginning of a SHA-256 in hex, long enough to mean one thing only."""
     return least <= len(text) <= _HASH_DIGITS and set(text) <= set(hexdigits)
 
@@ -210,3 +288,22 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from error
+
+
+def _named(ledger: "Ledger", study_id: str) -> "Approval":
+    """The open study that is meant."""
+    if not is_hex(study_id, _LEAST_STUDY):
+        raise Failure(
+            f"{study_id!r}: give at least the first {_LEAST_STUDY} hex digits of the study's "
+            "identity, as `silomix silo ledger` shows it"
+        )
+    found = [
+        each
+        for each in ledger.approvals()
+        if each.study.identity.hex().startswith(study_id.lower())
+    ]
+    if len(found) != 1:
+        raise Failure(f"{len(found)} approved studies begin with {study_id!r}")
+    if found[0].closed:
+        raise Failure("this study is already revoked")
+    return found[0]

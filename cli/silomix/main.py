@@ -8,17 +8,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from silomix_protocol.logs import printable
 from silomix_server.children import end_with_parent
 
+from silomix import backup
+from silomix.data_commands import silo_check
+from silomix.doctor_command import doctor, status
+from silomix.enrolment import assemble, authority, join, renew
 from silomix.failures import Failure, failures
+from silomix.health import authority_health, server_health
 from silomix.hospital import Config, StudyFile, silo
 from silomix.mixing import mix
 from silomix.research import (
+    Averaging,
     Classes,
     Hidden,
     LabelBounds,
     Level,
     Loss,
+    Momentum,
+    Ratio,
+    Sampling,
     Threshold,
     algorithms,
     audit,
@@ -43,9 +53,11 @@ for name, group in (
     ("mix", mix),
     ("server", server),
     ("study", study),
+    ("authority", authority),
     ("consortium", consortium),
 ):
     app.add_typer(group, name=name, no_args_is_help=True)
+backup.register(silo)
 
 
 def run() -> None:
@@ -54,7 +66,8 @@ def run() -> None:
     try:
         app()
     except Failure as failure:
-        print(f"silomix: {failure}", file=sys.stderr)
+        lines = str(failure).split("\n")
+        print("silomix: " + "\n".join(printable(line) for line in lines), file=sys.stderr)
         sys.exit(1)
 
 
@@ -102,6 +115,8 @@ def demo(
         int | None,
         typer.Option(min=1, max=1000, help="Of a silo in a round, where it takes them (else 5)."),
     ] = None,
+    momentum: Momentum = None,
+    averaging: Averaging = None,
     evaluation: Annotated[
         float | None,
         typer.Option(
@@ -109,6 +124,8 @@ def demo(
             "final model (else none)."
         ),
     ] = None,
+    sampling: Sampling = "full",
+    ratio: Ratio = None,
     minimum_batch: Annotated[
         int | None,
         typer.Option(min=1, help="Fewest reports that a batch may have (else 80 % of the silos)."),
@@ -129,8 +146,10 @@ def demo(
     Everything goes into one folder (--out, an earlier demo there is replaced): each party's keys,
     data and log, the model, summary.json, the metrics of every round and a picture.
     """
+    from silomix.batches import minibatch
     from silomix.demo.goal import Goal, bounds
     from silomix.demo.run import DemoOptions, run_demo
+    from silomix.descent import descent_of
 
     with failures():
         options = DemoOptions(
@@ -147,7 +166,9 @@ def demo(
             seed=seed,
             participants=participants,
             local_steps=local_steps,
+            descent=descent_of(momentum, averaging),
             evaluation=evaluation,
+            minibatch=minibatch(sampling, ratio),
             minimum_batch=minimum_batch,
             gate=gate,
             tokens=tokens,
@@ -159,11 +180,17 @@ def demo(
         sys.exit(run_demo(options))
 
 
+silo.command("check")(silo_check)
+silo.command("doctor")(doctor)
+silo.command("status")(status)
 app.command("algorithms")(algorithms)
 app.command("plan")(plan_study)
 app.command("simulate")(simulate)
 app.command("reproduce")(reproduce)
 app.command("audit")(audit)
+app.command("join")(join)
+app.command("renew")(renew)
+study.command("assemble")(assemble)
 
 
 @server.command("run")
@@ -178,6 +205,10 @@ def server_run(config: Config) -> None:
         from silomix_server.run import run as run_server
 
         run_server(load(config))
+
+
+server.command("health")(server_health)
+authority.command("health")(authority_health)
 
 
 @study.command("show")
@@ -222,11 +253,22 @@ def consortium_init(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the study.")] = 40,
     epsilon: Annotated[float, typer.Option(help="ε of every silo's transcript.")] = 2.0,
     delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where the server and each mix will run, for real machines: NAME=HOST, such as "
+            "server=server.example.org and mix-1=192.0.2.7 (else all on this machine)."
+        ),
+    ] = None,
     gate: Gate = True,
     tokens: Tokens = True,
 ) -> None:
-    """Make folders for a server, mixes and silos, with keys, configurations and sample data."""
+    """Make folders for a server, mixes and silos, with keys, configurations and sample data.
+
+    Each folder has all that its machine needs, and a README.txt with the commands to type there.
+    """
     from silomix.demo.run import DemoOptions, prepare
+    from silomix.machines import addresses_of, furnish
 
     with failures():
         options = DemoOptions(
@@ -239,13 +281,18 @@ def consortium_init(
             tokens=tokens,
             out=folder,
         )
-        made, _ = prepare(options)
+        made, _ = prepare(options, addresses_of(host or [], mixes))
+        furnish(made, alone=bool(host))
         print(f"made {folder}; first each silo's operator looks and approves:\n")
         for path in made.silos:
-            print(f"  silomix silo approve {path} {folder / 'study.toml'}")
+            print(f"  silomix silo approve {path} {path.parent / 'study.toml'}")
         print("\nthen, each in a terminal of its own:\n")
         for path in made.mixes:
             print(f"  silomix mix run {path}")
         for path in made.silos:
             print(f"  silomix silo run {path}")
         print(f"  silomix server run {made.server}")
+        print("\nand, to renew certificates, invite and revoke:\n")
+        print(f"  silomix authority run {made.authority}")
+        if host:
+            print("\nor each folder on its machine: copy it there and do what its README.txt says")

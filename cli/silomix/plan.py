@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,10 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from silomix_core.accounting.events import ADJACENCY, Scheme
+from silomix_core.accounting.events import ADJACENCY
 from silomix_core.algorithms import auto
 from silomix_core.central import Against, Figure
-from silomix_core.mechanism import Minibatch
 from silomix_core.planning import (
     InvalidPlan,
     Plan,
@@ -30,6 +30,8 @@ from silomix_core.planning import (
 from silomix_core.planning.cells import Cell, Estimate
 from silomix_core.planning.request import DEFAULT_ROUNDS, GOOD_CLIPS
 from silomix_core.planning.simulation import LARGEST_DIMENSION, simulated_task
+
+from silomix.batches import described, minibatch
 
 Number = TypeVar("Number", int, float)
 DEFAULT_PICTURE = Path("silomix-plan.png")
@@ -85,7 +87,8 @@ def _decided(options: PlanOptions) -> PlanOptions:
     if options.algorithm != auto.NAME:
         return options
     asked = auto.Choice(options.algorithm, 1, 1.0, options.radius)
-    choice = auto.chosen(asked, simulated_task(2))  # any dimension has this bound
+    task = simulated_task(2)  # any dimension has this bound; classes need no loudness
+    choice = auto.chosen(asked, task, inf)
     return replace(
         options,
         algorithm=choice.algorithm,
@@ -113,7 +116,7 @@ def _request(options: PlanOptions) -> Request:
         rounds=rounds,
         clip=GOOD_CLIPS[0] if options.clip is None else options.clip,
         algorithm=options.algorithm,
-        minibatch=_minibatch(options.sampling, options.ratio),
+        minibatch=minibatch(options.sampling, options.ratio),
         minimum_batch=options.minimum_batch,
         radius=options.radius,
         seeds=options.seeds if options.simulation else 0,
@@ -128,20 +131,6 @@ def _grid(option: str, text: str, number: Callable[[str], Number], example: str)
         raise InvalidPlan(
             f"{option} {text!r}: write {kind} separated by commas, like {example}"
         ) from None
-
-
-def _minibatch(sampling: str, ratio: float | None) -> Minibatch:
-    known = [scheme.value for scheme in Scheme]
-    if sampling not in known:
-        raise InvalidPlan(f"--sampling {sampling!r}: use one of {', '.join(known)}")
-    scheme = Scheme(sampling)
-    if (ratio is None) != (scheme is Scheme.FULL):
-        needs = "has no" if scheme is Scheme.FULL else "needs a"
-        raise InvalidPlan(f"--sampling {sampling} {needs} --ratio (the share of records drawn)")
-    try:
-        return Minibatch(scheme, 1.0 if ratio is None else ratio)
-    except ValueError as error:
-        raise InvalidPlan(f"--ratio {ratio}: {error}") from error
 
 
 def _check_files(options: PlanOptions, request: Request) -> None:
@@ -215,7 +204,7 @@ def _cells_table(made: Plan) -> Table:
     request = made.request
     table = Table(
         title=f"{request.silos} silos of {request.records} records, {request.dimension} "
-        f"coordinates, clip {request.clip:g}, {_minibatch_name(request.minibatch)}, "
+        f"coordinates, clip {request.clip:g}, {described(request.minibatch)}, "
         f"{request.algorithm}",
         title_justify="left",
     )
@@ -293,19 +282,13 @@ def _recommendation_rows(made: Plan) -> list[tuple[str, str]]:
         (
             "recommended" if len(made.cells) > 1 else "your choice",
             f"ε {best.cell.epsilon:g}, {best.cell.rounds} rounds, clip {best.clip:g}, "
-            f"{_minibatch_name(best.minibatch)}: σ = {best.cell.sigma:.4g}",
+            f"{described(best.minibatch)}: σ = {best.cell.sigma:.4g}",
         )
     ]
     if len(best.clip_errors) > 1:
         errors = ", ".join(f"{clip:g}: {_points(error)}" for clip, error in best.clip_errors)
         rows.append(("error by clip", f"{errors} points"))
     return [*rows, *(("because" if not index else "", why) for index, why in enumerate(best.why))]
-
-
-def _minibatch_name(minibatch: Minibatch) -> str:
-    if minibatch.scheme is Scheme.FULL:
-        return "full batches"
-    return f"{minibatch.scheme.value} batches of {100 * minibatch.ratio:g} %"
 
 
 def _points(estimate: Estimate | None) -> str:

@@ -29,6 +29,20 @@ Classes = Annotated[int | None, typer.Option(help="Of the multinomial loss: labe
 Hidden = Annotated[
     int | None, typer.Option(help="Units of a hidden layer: a network instead of a linear model.")
 ]
+Momentum = Annotated[
+    float | None,
+    typer.Option(help="Heavy ball of noisy-mb-sgd and one-pass-mb-sgd: 0 for none (else 0.8)."),
+]
+Averaging = Annotated[
+    str | None,
+    typer.Option(help="Of the same: weighted-tail (unless given), weighted or tail."),
+]
+
+Sampling = Annotated[
+    str,
+    typer.Option(help="Records of a silo in a round: full (all), poisson or without-replacement."),
+]
+Ratio = Annotated[float | None, typer.Option(help="Share of the records in a batch, unless full.")]
 
 
 def audit(
@@ -39,16 +53,14 @@ def audit(
         str,
         typer.Option(
             metavar="NAME",
-            help="What the studies run: noisy-mb-sgd, plain-mb-sgd, accelerated-mb-sgd, "
-            "multi-stage; with local steps local-sgd, dp-fedavg, dp-fedsgd, dp-scaffold, "
-            "dp-scaffold-warm; with secret rounds check-ins-fixed, check-ins-averaged, "
-            "check-ins-sliding.  The others, which draw or split records or smooth the loss, "
-            "are not covered.",
+            help="What the studies run: any of `silomix algorithms`.",
         ),
     ] = "noisy-mb-sgd",
     local_steps: Annotated[
         int | None, typer.Option(help="Noised steps of a silo in a round, where it walks.")
     ] = None,
+    sampling: Sampling = "full",
+    ratio: Ratio = None,
     rounds: Annotated[int, typer.Option(help="Rounds of each study.")] = 4,
     epsilon: Annotated[
         float, typer.Option(help="ε that the silo claims for each study's whole transcript.")
@@ -78,6 +90,10 @@ def audit(
     Also checked: noise is never repeated or correlated, each round is in the ledger before its
     report leaves, and the ledger's events amount to the claimed ε.
 
+    Where records are split into phases, the attacker is told which of them has the canary, and
+    the other phases must not depend on it.  Where batches are drawn (--sampling), who is in them
+    stays the silo's secret, and how often and how far the canary moves a report is measured.
+
     VIOLATED (exit status 3) means that the claim is refuted: a silo that keeps it is called so
     with probability at most 0.1 %.  CONSISTENT (0) means that this attack, the strongest against
     the declared mechanism, did not refute it; that is evidence, no proof.  It cannot see a fault
@@ -90,12 +106,14 @@ def audit(
     with failures():
         try:
             from silomix.audit.run import AuditOptions, run_audit
+            from silomix.batches import minibatch
         except ModuleNotFoundError as missing:
             raise Failure(f"the audit needs {missing.name}; install silomix[demo]") from missing
 
         options = AuditOptions(
             algorithm=algorithm,
             local_steps=local_steps,
+            minibatch=minibatch(sampling, ratio),
             trials=trials,
             rounds=rounds,
             epsilon=epsilon,
@@ -169,6 +187,8 @@ def simulate(
         int,
         typer.Option(min=1, max=1000, help="Of a silo in a round, where it takes them."),
     ] = 5,
+    momentum: Momentum = None,
+    averaging: Averaging = None,
     loss: Loss = "logistic",
     label_bounds: LabelBounds = None,
     level: Level = None,
@@ -182,6 +202,8 @@ def simulate(
             "final model (else none)."
         ),
     ] = None,
+    sampling: Sampling = "full",
+    ratio: Ratio = None,
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
@@ -211,7 +233,9 @@ def simulate(
     from rich.console import Console
 
     try:
+        from silomix.batches import minibatch
         from silomix.demo.goal import Goal, bounds
+        from silomix.descent import descent_of
         from silomix.simulate import SimulateOptions, run_simulation
     except ModuleNotFoundError as missing:
         raise Failure(f"simulating needs {missing.name}; install silomix[demo]") from missing
@@ -234,8 +258,10 @@ def simulate(
             radius=radius or goal.radius,
             ridge=ridge,
             local_steps=local_steps,
+            descent=descent_of(momentum, averaging),
             goal=goal,
             evaluation=evaluation,
+            minibatch=minibatch(sampling, ratio),
             seeds=seeds,
             processes=processes,
             json=json,
@@ -319,12 +345,8 @@ def plan_study(
         str,
         typer.Option(help="Algorithm (silomix algorithms lists them); auto sets rounds and clip."),
     ] = "noisy-mb-sgd",
-    sampling: Annotated[
-        str, typer.Option(help="Batches: full, poisson or without-replacement.")
-    ] = "full",
-    ratio: Annotated[
-        float | None, typer.Option(help="Share of the records in a batch, unless full.")
-    ] = None,
+    sampling: Sampling = "full",
+    ratio: Ratio = None,
     minimum_batch: Annotated[
         int | None,
         typer.Option(help="Fewest reports that a batch may have (else 80 % of the silos)."),

@@ -7,7 +7,7 @@ their differences say more than each alone.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -18,19 +18,21 @@ from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms import auto, shuffled
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.algorithms.seam import LOCAL_STEPS
+from silomix_core.algorithms.seam import LOCAL_STEPS, USUAL_DESCENT, Descent
 from silomix_core.central_target import local_target
 from silomix_core.federation import rehearsal
-from silomix_core.mechanism import Participant
-from silomix_core.private_evaluation import Evaluation
+from silomix_core.mechanism import Minibatch, Participant
+from silomix_core.private_evaluation import Evaluation, not_measurable
 from silomix_core.setting import unfit
 from silomix_core.task import Task
 from silomix_core.update import Records
 
+from silomix.batches import check_batches, described
 from silomix.demo.data import load
 from silomix.demo.evaluate import error, majority_error, pooled_error
 from silomix.demo.goal import Goal
 from silomix.demo.tables import DemoData
+from silomix.descent import check_descent
 from silomix.failures import Failure
 from silomix.trials import Spread, run_all
 
@@ -58,6 +60,8 @@ class SimulateOptions:
     local_steps: int = LOCAL_STEPS  # of a silo in a round, where the algorithm has them
     central: bool = False  # these are towards a server behind an honest mix; the local ones follow
     evaluation: float | None = None  # share of the silos' records that is held out
+    descent: Descent | None = None  # where the algorithm leaves it to the study
+    minibatch: Minibatch = field(default_factory=Minibatch)  # what a round draws of them
 
     def check(self, task: Task) -> None:
         """Failure for what can be known to be wrong before anything runs."""
@@ -68,6 +72,8 @@ class SimulateOptions:
                     "--central-epsilon needs reports of one record: shuffled-mb-sgd without "
                     "--evaluation"
                 )
+            check_descent(self.descent, name)
+            check_batches(name, self.minibatch)
             if name == auto.NAME:
                 continue
             if (reason := unfit(algorithm(name), task)) is not None:
@@ -76,6 +82,8 @@ class SimulateOptions:
             PrivacyTarget(epsilon, self.delta)
         if self.evaluation is not None and not 0.01 <= self.evaluation <= 0.99:
             raise Failure(f"--evaluation {self.evaluation}: use a share from 0.01 to 0.99")
+        if self.evaluation is not None and (reason := not_measurable(task)) is not None:
+            raise Failure(f"--{reason}")
         if self.participants is not None and not 1 <= self.participants <= self.silos:
             raise Failure(f"--participants {self.participants}: use 1 to {self.silos}, the silos")
         trials = len(self.algorithms) * len(self.epsilons) * self.seeds
@@ -97,7 +105,8 @@ class Trial:
 class Outcome:
     """What came of a trial: the hold-out error of its model and of the pooled one.
 
-    `evaluation` is what the silos' own held-out records say of it, with noise.
+    `evaluation` is what the silos' own held-out records say of it, with noise; `unit`, what its
+    error is divided by to be one like the others: of a number the public hold-out's mean(y²).
     """
 
     trial: Trial
@@ -106,6 +115,7 @@ class Outcome:
     pooled_error: float
     evaluation: Evaluation | None = None
     epsilon_local: float = 0.0  # of every silo's whole transcript
+    unit: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +168,12 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     """One study on the split of this seed."""
     data, pooled = _split(options.data, options.label, options.silos, trial.seed, options.goal)
     task = data.task
-    asked = auto.Choice(trial.algorithm, options.rounds, options.clip, options.radius)
-    choice = auto.chosen(asked, task)
+    asked = auto.Choice(
+        trial.algorithm, options.rounds, options.clip, options.radius, options.descent
+    )
     target = _target(options, trial, [len(silo) for silo in data.silos], task.dimension)
     participants = [Participant(len(silo), target) for silo in data.silos]
+    choice = auto.chosen(asked, task, auto.loudness(participants, options.participants))
     try:
         made = rehearsal(
             task,
@@ -174,6 +186,8 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
             asked=options.participants,
             local_steps=options.local_steps,
             held_out=options.evaluation or 0.0,
+            descent=choice.descent or USUAL_DESCENT,
+            minibatch=options.minibatch,
         )
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
@@ -184,7 +198,8 @@ def run_trial(options: SimulateOptions, trial: Trial) -> Outcome:
     result = made.evaluated(records, np.random.default_rng([trial.seed, 7]))
     found = error(result.model, data.holdout, task)
     rounds = made.mechanism.rounds
-    return Outcome(trial, rounds, found, pooled, result.evaluation, target.epsilon)
+    unit = float(np.mean(data.holdout.labels**2)) if task.loss.is_regression else 1.0
+    return Outcome(trial, rounds, found, pooled, result.evaluation, target.epsilon, unit)
 
 
 def _target(
@@ -226,7 +241,7 @@ def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
             ]
             error = Spread.of([100 * each.error for each in found])
             excess = Spread.of([100 * (each.error - each.pooled_error) for each in found])
-            told = [each.evaluation for each in found if each.evaluation is not None]
+            told = [(each.evaluation, each.unit) for each in found if each.evaluation is not None]
             lines.append(
                 Line(
                     algorithm=name,
@@ -237,8 +252,8 @@ def _lines(options: SimulateOptions, outcomes: Sequence[Outcome]) -> list[Line]:
                     excess=excess.mean,
                     excess_margin=excess.margin,
                     epsilon_local=found[0].epsilon_local,
-                    evaluated_error=_percent(each.error for each in told),
-                    evaluated_noise=_percent(each.standard_error for each in told),
+                    evaluated_error=_percent(each.error / unit for each, unit in told),
+                    evaluated_noise=_percent(each.standard_error / unit for each, unit in told),
                 )
             )
     return lines
@@ -256,7 +271,7 @@ def _table(
     asked = options.participants or options.silos
     table = Shown(
         title=f"test error{_kind(options)} in %, {options.seeds} seeds; {options.silos} silos, "
-        f"{asked} asked in a round, δ = {options.delta:g}",
+        f"{asked} asked in a round, {described(options.minibatch)}, δ = {options.delta:g}",
         caption=f"without privacy, all records together: {pooled:.2f}; always the same answer: "
         f"{100 * majority:.2f}.  ε: one record replaced, whole transcript of a silo, against "
         + ("the server, if a mix is honest" if options.central else "everybody else"),

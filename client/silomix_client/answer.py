@@ -12,6 +12,7 @@ from datetime import datetime
 
 import numpy as np
 from silomix_core.noise import RandomBytes
+from silomix_core.private_evaluation import measure_of
 from silomix_core.report import decode_report, encode_report, report_bytes
 from silomix_core.reporting import Integers, Question, Reporter
 from silomix_core.update import Records
@@ -23,6 +24,7 @@ from silomix_protocol.statements import BrokenChain, check_abandoned
 from silomix_protocol.tokens import token_bytes
 
 from silomix_client.asked import AskedRound
+from silomix_client.chain import Entry
 from silomix_client.entries import Approval
 from silomix_client.errors import RefusedQuery, TokenMissing
 from silomix_client.keystream import fresh_keystream, stream_of
@@ -59,6 +61,7 @@ class StudyDesk:
             stream_of(approval.partition),
             self.study.local(self._mechanism),
             approval.attendance,
+            measure_of(self.study.task),
         )
         self._reader = QueryReader(name, self.study, self._mechanism)
         nothing = np.zeros(self._mechanism.dimension)
@@ -80,8 +83,20 @@ class StudyDesk:
             report = self._report(question, kept)
         sealed = self._seal(token + report, asked)
         entry = self._ledger.charge(self._approval, sealed, self._clock(), kept)
-        logs.event("round_charged", round=descriptor.round, entry=entry.number, head=entry.short)
+        self._tell_charged(descriptor, entry)
         return sealed
+
+    def _tell_charged(self, descriptor: Descriptor, entry: Entry) -> None:
+        """The same line whether or not the silo abstains: `mu` is what a step costs otherwise."""
+        _, event = self._approval.event(descriptor.round)
+        logs.event(
+            "round_charged",
+            round=descriptor.round,
+            entry=entry.number,
+            head=entry.short,
+            study=self.study.short_id,
+            mu=event.mu,
+        )
 
     def _again(self, stored: StoredReport, asked: AskedRound) -> StoredReport:
         """The stored report, as it is or sealed for a later attempt; no other question gets it."""

@@ -46,11 +46,21 @@ class Approvals:
             population=body["population"],
             closed=closed is not None,
             plan=body["plan"],
+            at=body["at"],
         )
 
     def all(self) -> list[Approval]:
         rows = self._database.execute("SELECT study FROM studies ORDER BY approved").fetchall()
         return [self.find(StudyId(row[0])) for row in rows]
+
+    def study_file(self, identity: StudyId) -> bytes:
+        row = self._database.execute(
+            "SELECT content FROM studies WHERE study = ?", (identity,)
+        ).fetchone()
+        if row is None or sha256(row[0]).digest() != identity:
+            raise LedgerBroken("the ledger's copy of this study was changed")
+        content: bytes = row[0]
+        return content
 
     def is_known(self, study: StudyId) -> bool:
         """Whether it was ever approved here."""

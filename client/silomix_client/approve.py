@@ -1,11 +1,14 @@
 """`silomix silo approve`: the operator's consent to one study, given to the hash of its file.
 
-Checks that the study names this silo with its own keys, reads and validates the data, freezes the
-snapshot and reserves the budget.  Everything that can go wrong with data goes wrong here, where
-only the operator sees it.
+Checks that the study names this silo with its own keys and stays within the policy, reads and
+validates the data, freezes the snapshot and reserves the budget.  Everything that can go wrong with
+data goes wrong here, where only the operator sees it.  `revoke` takes the consent back.
 """
 
 import os
+import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -22,13 +25,29 @@ from silomix_protocol.keys import (
 )
 from silomix_protocol.tls import Identity
 
+from silomix_client import neglect
+from silomix_client.audit_check import check_chain, check_named
+from silomix_client.audit_log import AuditLog, audit_log
 from silomix_client.config import MAIN, SiloConfig
+from silomix_client.data.people import check_people, read
+from silomix_client.database import alone
 from silomix_client.entries import Approval
-from silomix_client.errors import BadRecords, NotApproved
+from silomix_client.errors import NotApproved, OutsidePolicy, SiloError
 from silomix_client.keystream import KEY_BYTES
 from silomix_client.ledger import Ledger
-from silomix_client.records import read_records
-from silomix_client.snapshot import freeze
+from silomix_client.snapshot import FOLDER as SNAPSHOTS
+from silomix_client.snapshot import forget, freeze
+
+_LOCK = "ledger.approvals.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A study that names this silo with its keys and can be run, before the policy is asked."""
+
+    study: Study
+    own: Silo
+    participant: Participant
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +67,16 @@ class Review:
 
 
 def review(config: SiloConfig, content: bytes, population: str = MAIN) -> Review:
-    """Check study, keys and data; nothing is written."""
+    """Check study, keys, policy and data; nothing is written."""
+    asked = read_study(config, content)
+    if objections := policy_objections(config, asked, population):
+        raise OutsidePolicy("; ".join(objections))
+    records = read_people(config, asked, population)
+    return Review(asked.study, content, records, asked.participant, population)
+
+
+def read_study(config: SiloConfig, content: bytes) -> Asked:
+    """The study in these bytes, if it is one that this silo was asked and could run."""
     try:
         study = Study.parse(content)
     except InvalidStudy as error:
@@ -57,26 +85,27 @@ def review(config: SiloConfig, content: bytes, population: str = MAIN) -> Review
     if own is None:
         raise NotApproved(f"the study does not name {config.name!r} among its silos")
     _check_keys(config, own)
-    data = config.data_of(population)
     participant = study.participant(own)
     _check_study(study, participant)
-    records = read_records(data, study.task)
-    if len(records) < config.policy.minimum_records:
-        raise BadRecords(
-            f"{data}: {len(records)} records, your policy asks for at least "
-            f"{config.policy.minimum_records}"
-        )
-    if len(records) != own.records:
-        raise BadRecords(
-            f"{data}: {len(records)} records, the study says {own.records}; "
-            "ask the study lead to correct it"
-        )
-    return Review(study, content, records, participant, population)
+    return Asked(study, own, participant)
+
+
+def policy_objections(config: SiloConfig, asked: Asked, population: str) -> list[str]:
+    """What the policy's rules have against it; whether there is room in the budget comes later."""
+    config.data_of(population)  # a population that the policy does not name is refused here
+    budget = config.policy.budgets[population]
+    return config.policy.rules.objections(asked.study, asked.participant, budget)
+
+
+def read_people(config: SiloConfig, asked: Asked, population: str) -> Records:
+    """The records, as many as the study says; the policy's floor is on that number too."""
+    reading = read(config.data_of(population), asked.study.task)
+    check_people(reading, config.policy.rules.minimum_people, asked.own.records)
+    return reading.records
 
 
 def approve(config: SiloConfig, reviewed: Review, now: datetime) -> None:
     """Freeze the snapshot and record the approval."""
-    ledger = Ledger(config.state, config.policy)
     approval = Approval(
         study=reviewed.study,
         silo=config.name,
@@ -84,10 +113,97 @@ def approve(config: SiloConfig, reviewed: Review, now: datetime) -> None:
         partition=os.urandom(KEY_BYTES),
         population=reviewed.population,
     )
-    try:
+    with (
+        alone(config.state / _LOCK),  # two at once would overwrite each other's snapshot
+        audit_log(config) as log,
+        _refusals_in(log, reviewed.study),
+        _ledger(config) as ledger,
+    ):
+        check_named(ledger, check_chain(config.state))
         ledger.reserve(approval)  # refuse before anything changes
-        snapshot = freeze(reviewed.records, reviewed.study.identity, config.state / "snapshots")
-        ledger.approve(replace(approval, snapshot=snapshot), reviewed.content, now)
+        snapshot = freeze(reviewed.records, reviewed.study.identity, config.state / SNAPSHOTS)
+        entry = ledger.approve(replace(approval, snapshot=snapshot), reviewed.content, now)
+        log.append(
+            "study_approved",
+            study=reviewed.study.identity.hex(),
+            name=reviewed.study.name,
+            population=reviewed.population,
+            people=reviewed.participant.records,
+            epsilon=reviewed.epsilon,
+            delta=reviewed.participant.target.delta,
+            snapshot=snapshot.hex(),
+            user=operator(),
+            entry=entry.number,
+            head=entry.short,
+        )
+
+
+def revoke(config: SiloConfig, study: Study, now: datetime) -> None:
+    """Answer a study no more, from the next round on; its frozen data is deleted."""
+    with audit_log(config) as log, _ledger(config) as ledger:
+        entry = ledger.close_study(study.identity, now)
+        forget(study.identity, config.state / SNAPSHOTS)
+        log.append(
+            "study_revoked",
+            study=study.identity.hex(),
+            name=study.name,
+            user=operator(),
+            entry=entry.number,
+            head=entry.short,
+        )
+
+
+def forget_revoked(ledger: Ledger, config: SiloConfig) -> None:
+    """Delete frozen data that a revocation left because it was cut short."""
+    for each in ledger.approvals():
+        if each.closed:
+            forget(each.study.identity, config.state / SNAPSHOTS)
+
+
+def resume(config: SiloConfig, study: Study) -> bool:
+    """Answer a study again whose reports went missing; False if it had not stopped nor begun to."""
+    with audit_log(config) as log:
+        known = neglect.forget(config.state, study.identity)
+        if known:
+            log.append("study_resumed", study=study.identity.hex(), user=operator())
+    return known
+
+
+def operator() -> str:
+    """Whose process this is."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+@contextmanager
+def _refusals_in(log: AuditLog, study: Study) -> Iterator[None]:
+    """A refusal goes to the audit log; those that come after the review tell nothing of records."""
+    try:
+        yield
+    except SiloError as refusal:
+        note_refusal(log, study, str(refusal))
+        raise
+
+
+def note_refusal(log: AuditLog, study: Study, reason: str) -> None:
+    """An approval that was asked for and refused."""
+    log.append(
+        "approval_refused",
+        warning=True,
+        study=study.identity.hex(),
+        name=study.name,
+        user=operator(),
+        reason=reason,
+    )
+
+
+@contextmanager
+def _ledger(config: SiloConfig) -> Iterator[Ledger]:
+    ledger = Ledger(config.state, config.policy)
+    try:
+        yield ledger
     finally:
         ledger.close()
 

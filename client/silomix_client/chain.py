@@ -22,6 +22,8 @@ CREATE TABLE IF NOT EXISTS entries (
 """
 _LABEL = b"silomix ledger entry v1\0"
 _START = bytes(32)
+PUT_BACK = "put-back"  # kind of the entry that follows what a backup had
+FORFEIT = "forfeit"  # of a study that counts as spent as a whole since then
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,21 @@ def checked(database: sqlite3.Connection) -> Iterator[Entry]:
             raise LedgerBroken(f"entry {number} of the ledger cannot be read") from error
         yield Entry(number, known, body)
         previous, expected = known, number + 1
+
+
+def of_kind(database: sqlite3.Connection, kind: str) -> list[dict[str, Any]]:
+    """What the entries of one kind say, in order."""
+    rows = database.execute(
+        "SELECT line FROM entries WHERE line LIKE '%' || :kind || '%' AND json_valid(line)"
+        " AND json_extract(line, '$.kind') = :kind ORDER BY number",
+        {"kind": kind},
+    )
+    return [json.loads(line) for (line,) in rows]
+
+
+def may_have_forgotten(database: sqlite3.Connection) -> bool:
+    """Whether it was put back from a backup by an operator who could not say what came after."""
+    return any(body.get("complete") is not True for body in of_kind(database, PUT_BACK))
 
 
 def _hash(previous: bytes, line: str) -> bytes:

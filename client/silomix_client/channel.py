@@ -8,12 +8,15 @@ waits for that before it ends the call.
 import asyncio
 from collections import deque
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from silomix_core.study import Study
 from silomix_proto import channel_pb2
+from silomix_protocol.introduction import Introduced
 
 from silomix_client.errors import RefusedQuery
 from silomix_client.question import largest_query
@@ -25,16 +28,24 @@ _FAREWELL_S = 1.0
 
 
 class ChannelCall:
-    """One call of Follow, from its first frame until it is left."""
+    """One call of Follow, from its first frame until it is left.
 
-    def __init__(self, call: "FollowCall") -> None:
-        self._call = call
+    If the silo introduced itself, what either side says is signed.
+    """
+
+    def __init__(self, call: "FollowCall", introduced: Introduced | None = None) -> None:
+        self._call, self._introduced = call, introduced
         self._waiting: deque[channel_pb2.ChannelEvent] = deque()  # came with another one
         self._unheard = False  # whether a frame was sent after the last event came
         self._ended = False  # whether the coordinator said that the lease is over
+        self._heard = monotonic()
+        self.silence_s = 0.0  # the longest between two messages, since somebody set it to 0
 
     async def send(self, frame: channel_pb2.SiloFrame) -> None:
         """Send a frame; if the call is over, the next event says how it ended."""
+        if self._introduced is not None:
+            signed = self._introduced.speaker.signed(frame.SerializeToString())
+            frame = channel_pb2.SiloFrame(signed=signed)
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(frame)
             self._unheard = True
@@ -44,16 +55,24 @@ class ChannelCall:
         if self._waiting:
             return self._noted(self._waiting.popleft())
         event = await self._call.read()
+        now = monotonic()
+        self.silence_s, self._heard = max(self.silence_s, now - self._heard), now
         self._unheard = False
         if event is grpc.aio.EOF:
             return None
         event = cast(channel_pb2.ChannelEvent, event)
+        if self._introduced is not None:
+            event = _parsed(self._introduced.listener.content(event.signed))
         self._waiting.extend(event.more)
         return self._noted(event)
 
     def _noted(self, event: channel_pb2.ChannelEvent) -> channel_pb2.ChannelEvent:
         self._ended = self._ended or event.HasField("ended")
         return event
+
+    def knows_closed(self, digest: bytes) -> bool:
+        """Whether word that this round is over came with what was heard last."""
+        return any(event.closed.digest == digest for event in self._waiting)
 
     async def query(self, size: int, study: Study) -> bytes:
         """The serialized query that follows an opened round."""
@@ -76,3 +95,10 @@ class ChannelCall:
                     while await self.next() is not None:
                         pass
         self._call.cancel()
+
+
+def _parsed(content: bytes) -> channel_pb2.ChannelEvent:
+    try:
+        return channel_pb2.ChannelEvent.FromString(content)
+    except DecodeError as error:
+        raise RefusedQuery("the server signed something that cannot be read") from error

@@ -3,11 +3,14 @@
 silo.toml                                policy.toml
     name = "silo-1"                          epsilon = 3.0          # lifetime, all studies together
     data = "data.csv"                        delta = 1e-6
-    policy = "policy.toml"                   minimum_records = 50
-                                             accountant = "gaussian"  # or "renyi": any batches
+    policy = "policy.toml"                   accountant = "gaussian"  # or "renyi": any batches
+    [audit_log]                              minimum_people = 11      # and more: `rules`
+    syslog = "udp://logs.example:514"        hours = ["mon-fri 19:00-06:00"]
+    # [network]: see network.py; [data]: see data/settings.py
 
 Relative paths start at silo.toml's folder, which also holds ca.crt, tls.crt, tls.key, sign.key,
-node.key and, in state/, the ledger, the snapshots, the stored reports and complaints.
+node.key and, in state/, the ledger, the snapshots, the stored reports, complaints
+and the audit log.
 
 A silo has one budget.  Only where no *person* has records in two data sets may the policy give
 them budgets of their own, each a population with its own data (silo.toml's is the main one).  A
@@ -28,7 +31,12 @@ from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.fields import InvalidField, Table
 from silomix_protocol.files import named, read_table
 
+from silomix_client.data.rows import Source
+from silomix_client.data.settings import read_source
 from silomix_client.errors import InvalidConfig
+from silomix_client.network import Network, read_network
+from silomix_client.rules import Rules, read_rules
+from silomix_client.syslog import SyslogAddress
 
 MAIN = ""  # the name of silo.toml's own population
 
@@ -37,22 +45,24 @@ MAIN = ""  # the name of silo.toml's own population
 class Policy:
     """What the operator allows, whatever anybody else asks.
 
-    `budgets` maps populations, disjoint in persons, to their lifetime budgets; `data` names the
-    files of those that are not silo.toml's own.
+    `budgets` maps populations, disjoint in persons, to their lifetime budgets; `data` has
+    the sources of those that are not silo.toml's own; `rules` say which studies may be approved.
     """
 
     budgets: dict[str, Budget]
-    minimum_records: int = 1
-    data: dict[str, str] = field(default_factory=dict)
+    data: dict[str, Source] = field(default_factory=dict)
+    rules: Rules = field(default_factory=Rules)
 
 
 @dataclass(frozen=True, slots=True)
 class SiloConfig:
     name: str
     folder: Path
-    data: Path
+    data: Source
     policy: Policy
     policy_file: Path
+    syslog: SyslogAddress | None = None  # where the audit log goes too
+    network: Network = field(default_factory=Network)
 
     @property
     def state(self) -> Path:
@@ -65,46 +75,56 @@ class SiloConfig:
         """The policy as it is now: the operator may lower it at any time."""
         return _policy(self.policy_file, self.folder, self.data)
 
-    def data_of(self, population: str) -> Path:
+    def data_of(self, population: str) -> Source:
         if population == MAIN:
             return self.data
         if population not in self.policy.data:
             known = ", ".join(sorted(self.policy.data)) or "none"
             raise InvalidConfig(f"your policy names no population {population!r}; it has {known}")
-        return self.folder / self.policy.data[population]
+        return self.policy.data[population]
 
 
 def load(path: Path) -> SiloConfig:
     with named(path, InvalidConfig):
         table = read_table(path)
-        name, data, policy = table.text("name"), table.text("data"), table.text("policy")
+        folder = path.parent
+        name, data, policy = table.text("name"), read_source(table, folder), table.text("policy")
+        syslog = _syslog(table.table("audit_log")) if table.has("audit_log") else None
+        network = Network()
+        if table.has("network"):
+            network = read_network(table.table("network"), folder)
         table.finish()
-    folder = path.parent
-    checked = _policy(folder / policy, folder, folder / data)
-    return SiloConfig(name, folder, folder / data, checked, folder / policy)
+    checked = _policy(folder / policy, folder, data)
+    return SiloConfig(name, folder, data, checked, folder / policy, syslog, network)
 
 
-def _policy(path: Path, folder: Path, main_data: Path) -> Policy:
+def _syslog(table: Table) -> SyslogAddress:
+    address = table.text("syslog")
+    table.finish()
+    return table.build(lambda: SyslogAddress.parse(address))
+
+
+def _policy(path: Path, folder: Path, main_data: Source) -> Policy:
     with named(path, InvalidConfig):
         table = read_table(path)
+        if path.stat().st_mode & 0o002:
+            raise InvalidField("everybody on this machine could loosen it; run: chmod o-w on it")
         accountant = Accountant(
             table.choice("accountant", [each.value for each in Accountant], "gaussian")
         )
         budgets, data = {MAIN: _budget(table, accountant)}, {}
-        minimum = table.whole("minimum_records", 1)
-        if minimum < 1:
-            raise InvalidField("minimum_records must be at least 1")
+        rules = read_rules(table)
         for row in table.tables("populations") if table.has("populations") else ():
             name = row.text("name")
             if not name or name in budgets:
                 raise InvalidField(f"populations need different names, got {name!r} twice or empty")
-            budgets[name], data[name] = _budget(row, accountant), row.text("data")
+            budgets[name], data[name] = _budget(row, accountant), read_source(row, folder)
             row.finish()
-        files = [main_data.resolve(), *((folder / each).resolve() for each in data.values())]
-        if len(set(files)) < len(files):
+        sources = [main_data.identity, *(each.identity for each in data.values())]
+        if len(set(sources)) < len(sources):
             raise InvalidField("two populations have the same data: its persons are in both")
         table.finish()
-        return Policy(budgets, minimum, data)
+        return Policy(budgets, data, rules)
 
 
 def _budget(table: Table, accountant: Accountant) -> Budget:

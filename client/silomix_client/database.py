@@ -11,20 +11,24 @@ from silomix_protocol import durable
 
 from silomix_client.errors import LedgerBroken
 
-_VERSION = 4
+_VERSION = 5
+_UPGRADES = {  # what became of a report moved to a file; the chain has a new kind of entry
+    4: "ALTER TABLE reports DROP COLUMN receipt; ALTER TABLE reports DROP COLUMN committed"
+}
 
 
 def open_database(state: Path, schema: str) -> sqlite3.Connection:
     """state/ledger.sqlite with these tables; LedgerBroken if it is not ours to use."""
-    with _alone(state / "ledger.lock"):  # SQLite does not wait for a lock to change its mode
+    with alone(state / "ledger.lock"):  # SQLite does not wait for a lock to change its mode
         try:
-            return durable.open_database(state / "ledger.sqlite", schema, _VERSION)
+            path = state / "ledger.sqlite"
+            return durable.open_database(path, schema, _VERSION, upgrades=_UPGRADES)
         except durable.UnusableDatabase as error:
             raise LedgerBroken(str(error)) from error
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
     """Nobody else is in here meanwhile; the lock goes with the process, whatever happens."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -1,6 +1,6 @@
 """What stands in a ledger: approvals, events, and what they add up to, as values and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
@@ -32,6 +32,7 @@ class Approval:
     population: str = MAIN
     closed: bool = False
     plan: Sequence[dict[str, Any]] = ()  # as it was written down; empty before that
+    at: str = ""  # when it was given
 
     @cached_property
     def participant(self) -> Participant:
@@ -183,6 +184,15 @@ def planned_run(plan: Sequence[dict[str, Any]], phase: int) -> PlannedRun:
             return PlannedRun(event_of(run["event"]), run["steps"], run["rounds"])
         phase -= run["phases"]
     raise ValueError("the plan has no such phase")
+
+
+def whole_plan(
+    plan: Sequence[dict[str, Any]],
+) -> Iterator[tuple[int, PrivacyEvent, int, int]]:
+    """Of each phase: its number, its event, how often the event may happen, in how many rounds."""
+    runs = (run for run in plan for _ in range(run["phases"]))
+    for phase, run in enumerate(runs):
+        yield phase, event_of(run["event"]), run["steps"] * run["rounds"], run["rounds"]
 
 
 def is_plan_of(plan: Sequence[dict[str, Any]], approval: Approval) -> bool:

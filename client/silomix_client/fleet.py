@@ -6,6 +6,7 @@ app bundle that a run carries is never fetched, let alone imported.
 """
 
 import os
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,16 +47,28 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
     push_objects,
 )
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.protobuf.client import (
+    ProtobufCall,
+    ProtobufClientInterceptor,
+    ProtobufRequestContext,
+)
+from flwr.supercore.runtime_version_compatibility import (
+    RuntimeVersionMetadata,
+    get_runtime_version_incompatibility_exit_message,
+)
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from silomix_protocol import logs
 from silomix_protocol.durable import write_durably
+from silomix_protocol.route import DIRECT, Route
+
+from silomix_client.network import sentence
 
 RECORD = "lease"
 _HALF_SENT_S = 10.0  # how long to wait for the rest of a message
+_REQUEST_S = 30.0
 
 
 class FleetUnreachable(ConnectionError):
@@ -63,7 +76,11 @@ class FleetUnreachable(ConnectionError):
 
 
 class FleetRefused(PermissionError):
-    """The SuperLink answers, but refuses this node: its key or its version."""
+    """The SuperLink answers, but refuses this node."""
+
+
+class FleetVersion(FleetRefused):
+    """The SuperLink runs a release of Flower that does not go with this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +156,23 @@ class FleetNode:
 
 @contextmanager
 def join_fleet(
-    address: str, authority: bytes, key: ec.EllipticCurvePrivateKey, memory: Path
+    address: str,
+    authority: bytes,
+    key: ec.EllipticCurvePrivateKey,
+    memory: Path,
+    route: Route = DIRECT,
 ) -> Iterator[FleetNode]:
     """Activate this node at the SuperLink and keep it alive.
 
-    Raises FleetRefused for a key that nobody registered.  `memory` is a file that keeps the node's
-    id: a process that was killed is still active for Flower (about a minute), and only with that
-    id can its successor end the old activation.
+    Raises FleetRefused for a key that nobody registered, FleetVersion for another Flower.
+    `memory` is a file that keeps the node's id: a process that was killed is still active for
+    Flower (about a minute), and only with that id can its successor end the old activation.
     """
     interceptors: list[ProtobufClientInterceptor] = [
-        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        _VersionHeaders(),
         NodeAuthHttpInterceptor(key, key.public_key()),
     ]
-    with FleetHttpClient.from_server_address(address, False, authority, interceptors) as client:
+    with _client(address, authority, interceptors, route) as client:
         node_id = _activate(client, public_key_to_bytes(key.public_key()), memory)
         write_durably(memory, str(node_id).encode("ascii"))
         node = FleetNode(client, node_id)
@@ -169,6 +190,42 @@ def join_fleet(
                 logs.event("server_gone")  # it ended first: nothing is left to deactivate
 
 
+def _client(
+    address: str,
+    authority: bytes,
+    interceptors: list[ProtobufClientInterceptor],
+    route: Route,
+) -> FleetHttpClient:
+    """flwr's client, with a connection that takes our way out and knows no other."""
+    trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusted.load_verify_locations(cadata=(authority + b"\n" + route.authorities).decode("ascii"))
+    client = FleetHttpClient(f"https://{address}", interceptors=interceptors, verify=trusted)
+    client._client.close()
+    client._client = httpx.Client(
+        verify=trusted,
+        timeout=_REQUEST_S,
+        trust_env=False,
+        proxy=None if route.proxy is None else route.proxy.url,
+    )
+    return client
+
+
+class _VersionHeaders:
+    """Says which Flower this is, as flwr's own does, which would end the process on a mismatch."""
+
+    def __init__(self) -> None:
+        self._headers = dict(RuntimeVersionMetadata.from_local_component("SuperNode").as_metadata())
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        add_headers(context.request, self._headers)
+        response = call_next(context)
+        if response.is_error:
+            told = get_runtime_version_incompatibility_exit_message(response.text)
+            if told:
+                raise FleetVersion(" ".join(told.split()))
+        return response
+
+
 def _activate(client: FleetHttpClient, public_key: bytes, memory: Path) -> int:
     request = ActivateNodeRequest(
         public_key=public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
@@ -176,6 +233,8 @@ def _activate(client: FleetHttpClient, public_key: bytes, memory: Path) -> int:
     try:
         with _translated():
             return int(client.ActivateNode(request).node_id)
+    except FleetVersion:
+        raise
     except FleetRefused:
         former = _former_id(memory)
         if former is None:
@@ -208,6 +267,9 @@ def _fields(message: Message) -> dict[str, str]:
     return {key: value for key, value in record.items() if isinstance(value, str)}
 
 
+_UNKNOWN_KEY = "Failed to activate SuperNode"  # so does Flower say it
+
+
 @contextmanager
 def _translated() -> Iterator[None]:
     try:
@@ -215,10 +277,14 @@ def _translated() -> Iterator[None]:
     except httpx.HTTPStatusError as error:
         status, told = error.response.status_code, FlowerError.from_json(error.response.text)
         said = f"the server answered {status}" + (f": {told.message}" if told else "")
+        if told and told.message.startswith(_UNKNOWN_KEY):
+            said += " It does not know this silo's node.key: it is starting, or has another study"
         if 400 <= status < 500 and status not in (408, 425, 429):
             raise FleetRefused(said) from error
         raise FleetUnreachable(said) from error
     except (FleetRefused, FleetUnreachable):
         raise
+    except httpx.ProxyError as error:
+        raise FleetUnreachable(f"the proxy answered {error}") from error
     except Exception as error:  # whatever a server sends, only this connection may end
-        raise FleetUnreachable(f"{type(error).__name__}: {error}") from error
+        raise FleetUnreachable(sentence(error)) from error

@@ -6,7 +6,6 @@ complains, without saying more, and asks what each mix stated, to tell its opera
 report went missing.  It answers for at most one list for each D, before and after a restart.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -27,19 +26,21 @@ from silomix_protocol.statements import (
 from silomix_client import complaints
 from silomix_client.errors import RefusedQuery
 from silomix_client.ledger import Ledger
+from silomix_client.neglect import Neglect
 from silomix_client.reports import StoredReport
-
-_MISSING_BEFORE_STOP = 2
-_UNHEARD_BEFORE_STOP, _WINDOW = 8, 16
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A report that was sent, its digests along the way, and whether it was found in a list."""
+    """A report that was sent, its digests along the way, and whether it was found in a list.
+
+    Not `taken`: the first mix said that it came too late, as happens to a silo that was cut off.
+    """
 
     descriptor: Descriptor
     trail: tuple[bytes, ...]
     included: bool = False
+    taken: bool = True
 
 
 @dataclass(slots=True)
@@ -57,17 +58,9 @@ class Inclusion:
     def __init__(self, study: Study, silo: str, ledger: Ledger, sign_key: SigningKey) -> None:
         self._study, self._ledger, self._sign_key = study, ledger, sign_key
         self._place = [each.name for each in study.silos].index(silo)
-        self._waiting: _Sent | None = None  # answered, not yet closed
+        self._waiting = self._left()  # answered, not yet closed
         self._inquiry: _Inquiry | None = None
-        self._missing = 0  # rounds in a row that were closed, or never closed, without our report
-        self._counted: RoundDigest | None = None  # the last of them
-        self._unheard: deque[bool] = deque(maxlen=_WINDOW)  # of the last rounds: void or missing
-        self._judged: RoundDigest | None = None  # the last of those, however often it is asked
-
-    @property
-    def neglected(self) -> bool:
-        """Whether our reports go nowhere: time for the operator to ask why."""
-        return self._missing >= _MISSING_BEFORE_STOP or sum(self._unheard) >= _UNHEARD_BEFORE_STOP
+        self.neglect = Neglect(ledger.state, study.identity)
 
     @property
     def inquiring(self) -> bool:
@@ -80,14 +73,25 @@ class Inclusion:
         if sent is None or sent.descriptor.round == descriptor.round:
             return  # asked again, or a later attempt of it, which counts once it is answered
         self._waiting = None
-        self._judge(sent.descriptor, unheard=True)
-        self._note_missing(sent.descriptor)
+        self.neglect.judge(sent.descriptor.digest, unheard=True)
+        if not sent.included:  # a cut line may swallow the word that a round was closed
+            self._note_missing(sent)
 
     def answered(self, report: StoredReport) -> None:
         self._waiting = _Sent(report.descriptor, report.trail)
 
-    def committed(self, committed: channel_pb2.RoundCommitted) -> list[channel_pb2.SiloFrame]:
-        """What to say to a list; nothing if it is not of our last report."""
+    def not_taken(self, descriptor: Descriptor) -> None:
+        """The first mix refused the report of this attempt: nobody can have lost it."""
+        if self._waiting is not None and self._waiting.descriptor.digest == descriptor.digest:
+            self._waiting.taken = False
+
+    def committed(
+        self, committed: channel_pb2.RoundCommitted, *, over: bool = False
+    ) -> list[channel_pb2.SiloFrame]:
+        """What to say to a list; nothing if it is not of our last report.
+
+        If the round is over, nobody waits for our confirmation any more.
+        """
         sent = self._sent(RoundDigest(committed.digest))
         if sent is None:
             return []
@@ -96,8 +100,8 @@ class Inclusion:
             sent.included = True
             if self._study.has_control:
                 self._ledger.controls.note_included(self._study.identity, sent.descriptor.round)
-            return self._confirmation(committed, sent.descriptor)
-        self._note_missing(sent.descriptor)
+            return [] if over else self._confirmation(committed, sent.descriptor)
+        self._note_missing(sent)
         return self._complain(sent, committed)
 
     def passage(self, passage: channel_pb2.Passage) -> None:
@@ -117,11 +121,11 @@ class Inclusion:
         if sent is None or sent.descriptor.digest != closed.digest:
             return
         self._waiting = None
-        self._judge(sent.descriptor, unheard=closed.void or not sent.included)
+        self.neglect.judge(sent.descriptor.digest, unheard=closed.void or not sent.included)
         if sent.included:
-            self._missing = 0
+            self.neglect.found()
         elif not closed.void:  # a void round used nobody's report
-            self._note_missing(sent.descriptor)
+            self._note_missing(sent)
 
     def give_up(self) -> None:
         """The connection is gone: statements that did not come will not come."""
@@ -130,6 +134,17 @@ class Inclusion:
             logs.warning("statements_withheld", round=inquiry.sent.descriptor.round)
 
     # Helpers ------------------------------------------------------------------------------------
+
+    def _left(self) -> _Sent | None:
+        """What this silo sent before it was started again and heard nothing of."""
+        digest = self._ledger.reports.digest(self._study.identity)
+        if digest is None:
+            return None
+        known = self._ledger.reports.afterwards(self._study.identity, digest)
+        if known is None or known.committed is not None:
+            return None
+        stored = self._ledger.reports.find(self._study)
+        return None if stored is None else _Sent(stored.descriptor, stored.trail)
 
     def _sent(self, digest: RoundDigest) -> _Sent | None:
         """Our report of D, if it is the last one; a restarted silo finds it in its ledger."""
@@ -194,14 +209,8 @@ class Inclusion:
         folder = self._ledger.state / complaints.FOLDER
         return complaints.save(copy, inquiry.sent.descriptor, folder)
 
-    def _judge(self, descriptor: Descriptor, *, unheard: bool) -> None:
-        if self._judged != descriptor.digest:
-            self._judged = descriptor.digest
-            self._unheard.append(unheard)
-
-    def _note_missing(self, descriptor: Descriptor) -> None:
-        if self._counted == descriptor.digest:
-            return
-        self._counted = descriptor.digest
-        self._missing += 1
-        logs.warning("report_missing", round=descriptor.round, times=self._missing)
+    def _note_missing(self, sent: _Sent) -> None:
+        """A report that was taken and is gone; one that was not counts among the unheard only."""
+        if sent.taken and self.neglect.miss(sent.descriptor.digest):
+            times = self.neglect.missing
+            logs.warning("report_missing", round=sent.descriptor.round, times=times)

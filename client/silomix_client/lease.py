@@ -4,12 +4,12 @@ The silo dials the coordinator's round channel and the first mix, takes keys and
 rounds to come, answers every round it is asked, and says whether its report is in the list that
 the coordinator committed to.  The lease ends when the coordinator says so, at its deadline, when
 the silo refuses what it is told, when its reports go nowhere (two missing in a row, or half of the
-last rounds missing or void: then no further lease is taken until the operator restarts the silo),
+last rounds missing or void: then no further lease is taken until the operator says to resume),
 or when the channel stays broken.
 """
 
 import asyncio
-import random
+import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -29,15 +29,20 @@ from silomix_protocol.tokens import RefusedToken
 from silomix_client.answer import StudyDesk
 from silomix_client.asked import AskedRound, asked_round
 from silomix_client.channel import ChannelCall
-from silomix_client.errors import BudgetExhausted, NotApproved, RefusedQuery, TokenMissing
+from silomix_client.errors import BudgetExhausted, NotApproved, NotTaken, RefusedQuery, TokenMissing
 from silomix_client.inclusion import Inclusion
 from silomix_client.ledger import Ledger
+from silomix_client.links import Links, Purpose
+from silomix_client.network import Network
 from silomix_client.reports import StoredReport
+from silomix_client.retries import pause_s
 from silomix_client.stretch import Stretches
 from silomix_client.submit import FirstMix
 
-_CHANNEL_TRIES = 5
-_CONNECT_S = 3.0
+_CHANNEL_TRIES = 16  # about a minute
+_LONGEST_PAUSE_S = 5.0
+_FAREWELL_S = 3.0  # after the deadline of a lease, for the call to end
+_LATE = 0.5  # of a round's deadline: after such a silence a round may have been held up too long
 _STATEMENTS_S = 5.0  # how long the end of a lease waits for statements about a missing report
 _PASSING = (  # INTERNAL: what grpc says of a call that ended under a client's write
     grpc.StatusCode.UNAVAILABLE,
@@ -60,6 +65,7 @@ class Ending(Enum):
 
     DONE = "done"
     DEADLINE = "deadline"
+    HOURS = "outside-hours"  # of the policy: absent, and perhaps there again at the next lease
     REFUSED = "refused"
     BUDGET = "budget-exhausted"
     MISSING = "report-missing"
@@ -77,28 +83,42 @@ class _Progress:
     """What happened so far in this lease."""
 
     answered: int = 0
-    deferred: AskedRound | None = None  # its token was asked for and is still to come
+    deferred: AskedRound | None = None  # its token or an echo was asked for and is still to come
+    echo: bytes | None = None  # what is asked for and still to come
 
 
 class LeaseHolder:
     """Follows leases of one study, with one connection to the coordinator and one to the mix."""
 
     def __init__(
-        self, desk: StudyDesk, ledger: Ledger, identity: Identity, sign_key: SigningKey
+        self,
+        desk: StudyDesk,
+        ledger: Ledger,
+        identity: Identity,
+        sign_key: SigningKey,
+        network: Network | None = None,
+        links: Links | None = None,
     ) -> None:
         self._desk, self._ledger = desk, ledger
         self._study: Study = desk.study
-        server = self._study.server
-        self._channel = identity.channel(server.name, server.channel_address)
-        self._mix = FirstMix(self._study, identity, sign_key)
-        self._stretches = Stretches(self._study, ledger)
+        self._identity, self._sign_key = identity, sign_key
+        network, links = network or Network(), links or Links()
+        self._network, server = network, self._study.server
+        self._channel = network.channel(identity, server.name, server.channel_address)
+        address = network.address(server.name, server.channel_address)
+        self._link = links.to(Purpose.ROUNDS, server.name, address)
+        self._link.idle()
+        self._mix = FirstMix(self._study, identity, sign_key, network, links)
+        self._stretches = Stretches(self._study, ledger, sign_key)
         self._inclusion = Inclusion(self._study, identity.name, ledger, sign_key)
 
     async def follow(self, lease: Lease) -> tuple[Ending, int]:
         """Answer rounds until the lease ends; why, and how many were answered."""
         progress = _Progress()
-        if self._inclusion.neglected:
-            logs.warning("report_missing", hint="restart this silo to take part again")
+        self._inclusion.neglect.load()
+        if self._inclusion.neglect.stops:
+            hint = f"to take part again: silomix silo resume SILO.toml {self._study.short_id}"
+            logs.warning("report_missing", hint=hint)
             return Ending.MISSING, 0
         self._mix.connect()
         try:
@@ -112,6 +132,8 @@ class LeaseHolder:
         except BudgetExhausted as refusal:
             logs.warning("budget_exhausted", reason=refusal)
             ending = Ending.BUDGET
+        if ending is not Ending.CHANNEL_LOST:
+            self._link.idle()
         logs.event("lease_ended", ending=ending.value, answered=progress.answered)
         return ending, progress.answered
 
@@ -120,32 +142,40 @@ class LeaseHolder:
         await self._channel.close()
 
     async def _follow(self, lease: Lease, progress: _Progress) -> Ending:
-        """Listen to the channel, dialling again a few times when it breaks."""
-        attempt = 0
-        while attempt < _CHANNEL_TRIES:
+        """Listen to the channel, dialling again a bounded number of times when it breaks."""
+        tries = 0
+        while tries < _CHANNEL_TRIES:
             before = progress.answered
             try:
-                await asyncio.wait_for(self._channel.channel_ready(), _CONNECT_S)
                 ending = await self._connected(lease, progress)
                 if ending is not None:
                     return ending
+                reason = "the server ended the call"
             except grpc.aio.AioRpcError as error:
-                logs.warning("channel_broken", code=error.code().name)
+                reason = f"{error.code().name}: {error.details()}"
                 if error.code() not in _PASSING:
+                    self._link.refused(reason)
                     return Ending.CHANNEL_LOST
-            except TimeoutError:
-                logs.warning("channel_unreachable", server=self._study.server.channel_address)
-            attempt = 0 if progress.answered > before else attempt + 1
-            await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 jitter
+            tries = 1 if progress.answered > before else tries + 1
+            pause = pause_s(tries, _LONGEST_PAUSE_S)
+            self._link.waiting(reason, pause)
+            await asyncio.sleep(pause)
+        self._link.refused(f"given up for this lease: {reason}")
         return Ending.CHANNEL_LOST
 
     async def _connected(self, lease: Lease, progress: _Progress) -> Ending | None:
         """One call from its first frame on; None if it broke off."""
         stub = channel_pb2_grpc.RoundChannelStub(self._channel)
-        call = ChannelCall(stub.Follow(timeout=lease.deadline_s + _CONNECT_S))
+        server = self._study.server.name
+        introduced = self._network.introduction(self._identity, server, self._study, self._sign_key)
+        following = stub.Follow(
+            timeout=lease.deadline_s + _FAREWELL_S,
+            metadata=None if introduced is None else introduced.metadata,
+        )
+        call = ChannelCall(following, introduced)
         request = channel_pb2.FollowRequest(lease=lease.identity, study=self._study.identity)
         self._stretches.start()
-        progress.deferred = None
+        progress.deferred = progress.echo = None
         try:
             await call.send(channel_pb2.SiloFrame(follow=request))
             ending = await self._listen(call, progress)
@@ -157,11 +187,15 @@ class LeaseHolder:
             await call.leave()
 
     async def _listen(self, call: ChannelCall, progress: _Progress) -> Ending | None:
+        heard = False
         while (event := await call.next()) is not None:
+            if not heard:
+                heard = True
+                self._link.connected()
             if event.WhichOneof("event") == "ended":
                 return Ending.DONE
             await self._hear(event, call, progress)
-            if self._inclusion.neglected:
+            if self._inclusion.neglect.stops:
                 return Ending.MISSING
         return None
 
@@ -175,24 +209,31 @@ class LeaseHolder:
                     await call.send(channel_pb2.SiloFrame(tokens=request))
             case "tokens":
                 self._stretches.take(event.tokens)
-                asked, progress.deferred = progress.deferred, None
-                if asked is not None:
-                    await self._answer(asked, progress)
+                await self._answer_deferred(progress)
+            case "echo":
+                if event.echo == progress.echo:
+                    progress.echo = None
+                    if self._late(call):
+                        self._pass_over(progress)
+                    await self._answer_deferred(progress)
             case "opened":
                 query = await call.query(event.opened.query_bytes, self._study)
                 asked = asked_round(event.opened, query, self._study, self._stretches.book)
-                if progress.deferred is not None:
-                    logs.warning("token_missing", round=progress.deferred.descriptor.round)
-                awaited = self._stretches.awaits_token(asked.descriptor.round)
-                progress.deferred = asked if awaited else None
-                if not awaited:
-                    await self._answer(asked, progress)
+                self._pass_over(progress)
+                progress.deferred = asked
+                if progress.echo is None and self._late(call):
+                    call.silence_s, progress.echo = 0.0, secrets.token_bytes(8)
+                    await call.send(channel_pb2.SiloFrame(echo=progress.echo))
+                await self._answer_deferred(progress)
             case "committed":
-                for frame in self._inclusion.committed(event.committed):
+                self._pass_over(progress, event.committed.digest)
+                over = call.knows_closed(event.committed.digest)
+                for frame in self._inclusion.committed(event.committed, over=over):
                     await call.send(frame)
             case "passage":
                 self._inclusion.passage(event.passage)
             case "closed":
+                self._pass_over(progress, event.closed.digest)
                 self._inclusion.closed(event.closed)
             case _:
                 raise RefusedQuery("the server said something that has no place here")
@@ -205,10 +246,37 @@ class LeaseHolder:
                     if event.WhichOneof("event") == "passage":
                         self._inclusion.passage(event.passage)
 
+    async def _answer_deferred(self, progress: _Progress) -> None:
+        """Answer the round asked last, once its token is here and it is known to be open.
+
+        After a partition the rounds that were asked meanwhile come one after the other.  Answering
+        them would charge for reports that no mix takes any more.
+        """
+        asked = progress.deferred
+        if asked is None or progress.echo is not None:
+            return
+        if self._stretches.awaits_token(asked.descriptor.round):
+            return
+        progress.deferred = None
+        await self._answer(asked, progress)
+
+    def _late(self, call: ChannelCall) -> bool:
+        return call.silence_s > _LATE * self._study.batching.deadline_s
+
+    def _pass_over(self, progress: _Progress, digest: bytes | None = None) -> None:
+        """The deferred round (or only that of `digest`) is over: not computed, not charged."""
+        asked = progress.deferred
+        if asked is None or digest not in (None, asked.descriptor.digest):
+            return
+        progress.deferred = None
+        number = asked.descriptor.round
+        awaited = self._stretches.awaits_token(number)
+        logs.warning("token_missing" if awaited else "round_passed_over", round=number)
+
     async def _answer(self, asked: AskedRound, progress: _Progress) -> None:
         number = asked.descriptor.round
         self._inclusion.opened(asked.descriptor)
-        if self._inclusion.neglected:
+        if self._inclusion.neglect.stops:
             return
         if not await self._mix.is_there():
             logs.warning("mix_unreachable", mix=self._mix.name, round=number)
@@ -223,7 +291,11 @@ class LeaseHolder:
         await self._send(report)
 
     async def _send(self, report: StoredReport) -> None:
-        receipt = await self._mix.submit(report)
+        try:
+            receipt = await self._mix.submit(report)
+        except NotTaken:
+            self._inclusion.not_taken(report.descriptor)
+            return
         if receipt is not None:
             descriptor = report.descriptor
             self._ledger.reports.keep_receipt(descriptor.study, descriptor.digest, receipt)

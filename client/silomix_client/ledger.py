@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from silomix_core.accounting.budget import NOTHING, Budget, Loss
 from silomix_core.accounting.events import PrivacyEvent
@@ -30,7 +31,15 @@ from silomix_client.approvals import Approvals
 from silomix_client.config import MAIN, Policy
 from silomix_client.controls import ControlStore
 from silomix_client.database import open_database
-from silomix_client.entries import Approval, Spending, Total, approval_line, event_line, event_of
+from silomix_client.entries import (
+    Approval,
+    Spending,
+    Total,
+    approval_line,
+    event_line,
+    event_of,
+    whole_plan,
+)
 from silomix_client.errors import (
     BudgetExhausted,
     InvalidConfig,
@@ -74,6 +83,7 @@ class Ledger:
         self.wallet = Wallet(self.database)
         self.controls = ControlStore(self.database)
         self._decided: tuple[_Asked, _Cost] | None = None
+        self._forgetful = chain.may_have_forgotten(self.database)
         self.policy = policy
 
     @property
@@ -103,41 +113,38 @@ class Ledger:
 
     # Approvals ----------------------------------------------------------------------------------
 
-    def approve(self, approval: Approval, content: bytes, now: datetime) -> None:
+    def approve(self, approval: Approval, content: bytes, now: datetime) -> chain.Entry:
         """Reserve the whole study's loss and remember the approval; refused beyond the policy."""
         with transaction(self.database):
             self.reserve(approval)
-            entry = chain.append(self.database, approval_line(approval, now))
-            self.database.execute(
-                "INSERT INTO studies VALUES (?, ?, ?, ?, ?, NULL)",
-                (
-                    approval.study.identity,
-                    content,
-                    approval.partition,
-                    approval.population,
-                    entry.number,
-                ),
-            )
+            return self._remember(approval, content, now)
+
+    def enter(self, approval: Approval, content: bytes, now: datetime) -> None:
+        """Remember an approval that this ledger, put back, had forgotten: there is no question."""
+        with transaction(self.database):
+            self._remember(approval, content, now)
+
+    def knows(self, identity: StudyId) -> bool:
+        """Whether the study was ever approved here."""
+        return self._approvals.is_known(identity)
 
     def reserve(self, approval: Approval) -> None:
         """Raise unless the study is new and the policy has room for all of it."""
         identity = approval.study.identity
+        if self._forgetful:
+            raise BudgetExhausted(
+                "this ledger was put back from a backup and may have forgotten studies, so all of "
+                "your policy's budget counts as spent; restore the backup again into a new folder "
+                "and name the studies that were approved after it was made"
+            )
         if self._approvals.is_open(identity):
             raise NotApproved("this study is already approved")
         if self._approvals.is_known(identity):
-            raise NotApproved("this study was closed here; a closed study cannot be approved again")
-        budget, scheme = self._budget(approval.population), approval.study.minibatch.scheme
-        if not budget.covers(scheme):
             raise NotApproved(
-                f"the study draws {scheme.value} batches, which the exact Gaussian accountant of "
-                'your policy does not cover; accountant = "renyi" would, at a looser bound for '
-                "all your studies"
+                "this study was revoked here; a revoked study cannot be approved again"
             )
-        if not budget.holds(self._reserved(approval.population) + approval.planned(budget)):
-            raise BudgetExhausted(
-                f"this study would take the total beyond your policy's {_named(budget)}; "
-                "`silomix silo ledger` shows what the others reserved"
-            )
+        budget = self._budget(approval.population)
+        check_room(approval, budget, self._reserved(approval.population))
 
     def approval(self, identity: StudyId) -> Approval:
         return self._approvals.find(identity)
@@ -145,20 +152,45 @@ class Ledger:
     def approvals(self) -> list[Approval]:
         return self._approvals.all()
 
-    def close_study(self, identity: StudyId, now: datetime) -> None:
+    def study_file(self, identity: StudyId) -> bytes:
+        """The file that was approved, byte for byte."""
+        return self._approvals.study_file(identity)
+
+    def close_study(self, identity: StudyId, now: datetime) -> chain.Entry:
         """Answer this study no more; what it had reserved and not spent is free again."""
         with transaction(self.database):
-            if self.approval(identity).closed:
-                raise NotApproved("this study is already closed")
-            body = {"kind": "close", "at": now.isoformat(), "study": identity.hex()}
-            entry = chain.append(self.database, body)
-            self.database.execute(
-                "UPDATE studies SET closed = ? WHERE study = ?", (entry.number, identity)
-            )
-            outdated = self.reports.drop(identity)
-            self.wallet.forget(identity, self.approval(identity).study.rounds)
-            self.controls.drop(identity)
+            entry, outdated = self._close("close", identity, now)
         self.reports.delete_bodies(outdated)
+        return entry
+
+    def forfeit(self, identity: StudyId, now: datetime) -> None:
+        """Answer this study no more; all that it had reserved counts as spent.
+
+        For a ledger that was put back: nobody knows how many rounds were answered meanwhile.
+        """
+        with transaction(self.database):
+            _, outdated = self._close(chain.FORFEIT, identity, now)
+            rows = [
+                (identity, phase, json.dumps(event_line(event), sort_keys=True), events, rounds)
+                for phase, event, events, rounds in whole_plan(self.approval(identity).plan)
+            ]
+            self.database.executemany("INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?, ?)", rows)
+        self.reports.delete_bodies(outdated)
+
+    def put_back(self, body: dict[str, Any]) -> None:
+        """Write down that this is an earlier ledger, put back, and what its operator knows."""
+        with transaction(self.database):
+            chain.append(self.database, body | {"kind": chain.PUT_BACK})
+        self._forgetful = chain.may_have_forgotten(self.database)
+
+    def put_back_from(self) -> list[dict[str, Any]]:
+        """What was written down each time that it was put back: `at`, `backup`, `complete`."""
+        return chain.of_kind(self.database, chain.PUT_BACK)
+
+    def forfeited(self) -> set[StudyId]:
+        """The studies that count as spent as a whole because it was put back."""
+        bodies = chain.of_kind(self.database, chain.FORFEIT)
+        return {StudyId(bytes.fromhex(body["study"])) for body in bodies}
 
     # Rounds -------------------------------------------------------------------------------------
 
@@ -258,9 +290,38 @@ class Ledger:
         self.reports.sweep()
 
     def close(self) -> None:
+        self.reports.close()
         self.database.close()
 
     # Helpers ------------------------------------------------------------------------------------
+
+    def _remember(self, approval: Approval, content: bytes, now: datetime) -> chain.Entry:
+        entry = chain.append(self.database, approval_line(approval, now))
+        self.database.execute(
+            "INSERT INTO studies VALUES (?, ?, ?, ?, ?, NULL)",
+            (
+                approval.study.identity,
+                content,
+                approval.partition,
+                approval.population,
+                entry.number,
+            ),
+        )
+        return entry
+
+    def _close(self, kind: str, identity: StudyId, now: datetime) -> tuple[chain.Entry, list[str]]:
+        """Close a study, inside a transaction; the names are of bodies to delete afterwards."""
+        approval = self.approval(identity)
+        if approval.closed:
+            raise NotApproved("this study is already revoked")
+        body = {"kind": kind, "at": now.isoformat(), "study": identity.hex()}
+        entry = chain.append(self.database, body)
+        self.database.execute(
+            "UPDATE studies SET closed = ? WHERE study = ?", (entry.number, identity)
+        )
+        self.wallet.forget(identity, approval.study.rounds)
+        self.controls.drop(identity)
+        return entry, self.reports.forget(identity)
 
     @contextmanager
     def _storing(self, report: StoredReport) -> Iterator[None]:
@@ -294,7 +355,7 @@ class Ledger:
     def _decide(self, approval: Approval, round_number: int) -> _Cost:
         study = approval.study
         if not self._approvals.is_open(study.identity):
-            raise RefusedQuery("this study is closed here, or was never approved")
+            raise RefusedQuery("this study was revoked here, or never approved")
         if not 1 <= round_number <= study.rounds:
             raise RefusedQuery(f"round {round_number} is not one of the study's {study.rounds}")
         last = self.last_round(study.identity)
@@ -390,6 +451,22 @@ class Ledger:
         return sum(losses, NOTHING)
 
 
+def check_room(approval: Approval, budget: Budget, reserved: Loss) -> None:
+    """Raise unless the budget has room for the whole study beside what is reserved."""
+    scheme = approval.study.minibatch.scheme
+    if not budget.covers(scheme):
+        raise NotApproved(
+            f"the study draws {scheme.value} batches, which the exact Gaussian accountant of "
+            'your policy does not cover; accountant = "renyi" would, at a looser bound for '
+            "all your studies"
+        )
+    if not budget.holds(reserved + approval.planned(budget)):
+        raise BudgetExhausted(
+            f"this study would take the total beyond your policy's {_named(budget)}; "
+            "`silomix silo ledger` shows what the others reserved"
+        )
+
+
 @lru_cache(maxsize=256)
 def _event(written: str) -> PrivacyEvent:
     return event_of(json.loads(written))
@@ -399,7 +476,7 @@ def _not_covered(approval: Approval) -> str:
     return (
         f"the Gaussian accountant of your policy does not cover the open study "
         f"{approval.study.short_id}, which draws batches; "
-        'keep accountant = "renyi" in your policy, or close it'
+        'keep accountant = "renyi" in your policy, or revoke it'
     )
 
 

@@ -20,9 +20,10 @@ from silomix_protocol.descriptor import RefusedDescriptor, check
 
 from silomix_client import chain
 from silomix_client.chain import Entry
-from silomix_client.entries import event_of, is_plan_of, planned_run
+from silomix_client.entries import event_line, event_of, is_plan_of, planned_run, whole_plan
 from silomix_client.errors import LedgerBroken, NotApproved
 from silomix_client.ledger import TABLES, Ledger
+from silomix_client.snapshot import FOLDER as SNAPSHOTS
 from silomix_client.snapshot import unchanged
 
 
@@ -80,7 +81,7 @@ def check_snapshots(ledger: Ledger) -> None:
     for approval in ledger.approvals():
         if not approval.closed:
             try:
-                unchanged(approval.study.identity, approval.snapshot, ledger.state / "snapshots")
+                unchanged(approval.study.identity, approval.snapshot, ledger.state / SNAPSHOTS)
             except NotApproved as error:
                 raise LedgerBroken(str(error)) from error
 
@@ -94,6 +95,10 @@ def _read(entry: Entry, story: _Story, ledger: Ledger) -> None:
             _read_answer(entry, story)
         elif body["kind"] == "close":
             story.closed[body["study"]] = entry.number
+        elif body["kind"] == chain.FORFEIT:
+            _read_forfeit(entry, story)
+        elif body["kind"] == chain.PUT_BACK:
+            _check_put_back(body)
         else:
             raise LedgerBroken(f"of unknown kind {body['kind']!r}")
     except (KeyError, TypeError, ValueError) as error:
@@ -142,6 +147,22 @@ def _read_answer(entry: Entry, story: _Story) -> None:
         raise LedgerBroken("more rounds than the phase has")
     story.last[study] = number
     story.answers[study, number] = (body["digest"], body["query"], entry.number)
+
+
+def _read_forfeit(entry: Entry, story: _Story) -> None:
+    """A study that counts as spent as a whole, since the ledger was put back."""
+    study = entry.body["study"]
+    if study not in story.plans or study in story.closed:
+        raise LedgerBroken("a study is given up that is not approved, or closed")
+    story.closed[study] = entry.number
+    for phase, event, events, rounds in whole_plan(story.plans[study]):
+        line = json.dumps(event_line(event), sort_keys=True)
+        story.sums[study, phase, line] = events, rounds
+
+
+def _check_put_back(body: dict[str, Any]) -> None:
+    if not isinstance(body["complete"], bool):
+        raise LedgerBroken("it does not say whether the ledger is complete")
 
 
 def _check_schema(ledger: Ledger) -> None:

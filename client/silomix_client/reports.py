@@ -3,29 +3,32 @@
 One row for each study, replaced when the next round is charged or the same one is sealed again
 for another attempt, dropped when the study is closed.  Payload and onion together are the *body*:
 large ones are files beside the database, written durably before the row that names them.  `put`
-and `drop` are called inside a transaction of the ledger.
+and `drop` are called inside a transaction of the ledger.  What became of a report stands in a
+file of its own (`afterwards`).
 """
 
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 from silomix_core.study import Study, StudyId
 from silomix_proto import mix_pb2, round_pb2
 from silomix_protocol.descriptor import Descriptor, RoundDigest, check
-from silomix_protocol.durable import note, write_durably
+from silomix_protocol.durable import write_durably
 
+from silomix_client.afterwards import Afterwards, AfterwardsFile
 from silomix_client.errors import RefusedQuery
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS reports (
     study BLOB PRIMARY KEY REFERENCES studies, round INTEGER NOT NULL, digest BLOB NOT NULL,
     descriptor BLOB NOT NULL, trail BLOB NOT NULL, payload_bytes INTEGER NOT NULL, body BLOB,
-    file TEXT, receipt BLOB, committed BLOB
+    file TEXT
 ) WITHOUT ROWID;
 """
 _LARGEST_ROW = 64 * 1024
+_AFTERWARDS = ".afterwards"
 _DIGEST_BYTES = 32
 
 
@@ -42,23 +45,13 @@ class StoredReport:
     trail: tuple[bytes, ...] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Afterwards:
-    """What became known after a report was sent.
-
-    `receipt` is the first mix's; `committed` the SHA-256 of the list that the server committed to.
-    """
-
-    receipt: mix_pb2.Receipt | None
-    committed: bytes | None
-
-
 class ReportStore:
     """The reports table, and the folder of bodies that are too large for a row."""
 
     def __init__(self, database: sqlite3.Connection, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._database, self._folder = database, folder
+        self._afterwards: dict[StudyId, AfterwardsFile] = {}
 
     def find(self, study: Study) -> StoredReport | None:
         """The report of the last answered round; None if there is none, or its file is gone."""
@@ -106,7 +99,9 @@ class ReportStore:
 
     def sweep(self) -> None:
         """Delete bodies that no row names: a crash may have left one, never sent."""
-        kept = {row[0] for row in self._database.execute("SELECT file FROM reports")}
+        kept = set()
+        for study, file in self._database.execute("SELECT study, file FROM reports"):
+            kept |= {file, study.hex() + _AFTERWARDS}
         self.delete_bodies([path.name for path in self._folder.iterdir() if path.name not in kept])
 
     # Inside a transaction ------------------------------------------------------------------------
@@ -117,7 +112,7 @@ class ReportStore:
         outdated = self.drop(descriptor.study)
         body = None if file else report.payload + report.onion
         self._database.execute(
-            "INSERT INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
+            "INSERT INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 descriptor.study,
                 descriptor.round,
@@ -138,26 +133,20 @@ class ReportStore:
         self._database.execute("DELETE FROM reports WHERE study = ?", (study,))
         return files
 
+    def forget(self, study: StudyId) -> list[str]:
+        """Drop the report of a study that is over; names of files to delete afterwards."""
+        return [*self.drop(study), study.hex() + _AFTERWARDS]
+
     # What became of it ---------------------------------------------------------------------------
 
     def afterwards(self, study: StudyId, digest: RoundDigest) -> Afterwards | None:
         """What became known of the stored report; None if it is not the one of D."""
-        row = self._database.execute(
-            "SELECT receipt, committed FROM reports WHERE study = ? AND digest = ?",
-            (study, digest),
-        ).fetchone()
-        if row is None:
-            return None
-        receipt = None if row[0] is None else mix_pb2.Receipt.FromString(row[0])
-        return Afterwards(receipt, row[1])
+        return self._file(study).of(digest) if self.digest(study) == digest else None
 
     def keep_receipt(self, study: StudyId, digest: RoundDigest, receipt: mix_pb2.Receipt) -> None:
         """Keep what the first mix signed, as long as the report is kept."""
-        with note(self._database):
-            self._database.execute(
-                "UPDATE reports SET receipt = ? WHERE study = ? AND digest = ?",
-                (receipt.SerializeToString(deterministic=True), study, digest),
-            )
+        file = self._file(study)
+        file.write(digest, replace(file.of(digest), receipt=receipt))
 
     def keep_committed(self, study: StudyId, digest: RoundDigest, list_hash: bytes) -> None:
         """Remember which list the server committed to; refused if it was another one before."""
@@ -165,8 +154,16 @@ class ReportStore:
         if known is None or known.committed not in (None, list_hash):
             raise RefusedQuery("the server committed to two lists for one round")
         if known.committed is None:
-            with note(self._database):
-                self._database.execute(
-                    "UPDATE reports SET committed = ? WHERE study = ? AND digest = ?",
-                    (list_hash, study, digest),
-                )
+            self._file(study).write(digest, replace(known, committed=list_hash))
+
+    def close(self) -> None:
+        for file in self._afterwards.values():
+            file.close()
+        self._afterwards.clear()
+
+    def _file(self, study: StudyId) -> AfterwardsFile:
+        file = self._afterwards.get(study)
+        if file is None:
+            file = AfterwardsFile(self._folder / (study.hex() + _AFTERWARDS))
+            self._afterwards[study] = file
+        return file

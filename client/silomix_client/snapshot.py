@@ -20,6 +20,7 @@ from silomix_protocol.durable import write_durably
 
 from silomix_client.errors import NotApproved
 
+FOLDER = "snapshots"
 _SALT_BYTES = 32
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from silomix_core.study import Study
 from silomix_proto import channel_pb2
 from silomix_protocol import logs, tokens
+from silomix_protocol.keys import SigningKey
 from silomix_protocol.roundkeys import KeyBook
+from silomix_protocol.statements import sign_token_request
 from silomix_protocol.tokens import BlindedToken
 
 from silomix_client.errors import RefusedQuery
@@ -35,8 +37,8 @@ class _Request:
 class Stretches:
     """What a silo knows of the rounds to come, over all leases of one study."""
 
-    def __init__(self, study: Study, ledger: Ledger) -> None:
-        self._study, self._ledger = study, ledger
+    def __init__(self, study: Study, ledger: Ledger, sign_key: SigningKey) -> None:
+        self._study, self._ledger, self._sign_key = study, ledger, sign_key
         self.book = KeyBook(study)
         self._blinded: dict[int, BlindedToken] = {}
         self._requests: deque[_Request] = deque()  # oldest first, as they are answered
@@ -109,4 +111,4 @@ class Stretches:
             if number not in self._blinded:
                 self._blinded[number] = tokens.blind()
         blinded = [self._blinded[each].blinded if each in wanted else b"" for each in rounds]
-        return channel_pb2.TokenRequest(first_round=first, blinded=blinded)
+        return sign_token_request(first, blinded, self._study, self._sign_key)

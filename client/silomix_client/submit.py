@@ -1,55 +1,89 @@
 """Submitting a report to the first mix: always the same bytes, until its signed receipt is here."""
 
 import asyncio
-import random
 from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
 import grpc
 import grpc.aio
 from silomix_core.study import Study
-from silomix_proto import mix_pb2, mix_pb2_grpc
+from silomix_proto import introduction_pb2, mix_pb2, mix_pb2_grpc
 from silomix_protocol import logs
 from silomix_protocol.keys import SigningKey
 from silomix_protocol.statements import check_receipt
 from silomix_protocol.tls import SUBMIT_BYTES, Identity
 
+from silomix_client.errors import NotTaken
+from silomix_client.links import Links, Purpose
+from silomix_client.network import Network
 from silomix_client.reports import StoredReport
+from silomix_client.retries import pause_s
 
 if TYPE_CHECKING:
     SubmitCall = grpc.aio.StreamStreamCall[mix_pb2.SubmitFrame, mix_pb2.Receipt]
 
 _CONNECT_S = 3.0
+_REASON_S = 1.0  # to hear why a mix is not there
 _TRIES = 4
+_LONGEST_PAUSE_S = 2.0  # also gRPC's own, between two tries to connect
 _FINAL = ("FAILED_PRECONDITION", "PERMISSION_DENIED", "INVALID_ARGUMENT")  # no use in trying again
 
 
 class FirstMix:
     """A silo's connection to the first mix, with one long-lived stream for all its reports."""
 
-    def __init__(self, study: Study, identity: Identity, sign_key: SigningKey) -> None:
+    def __init__(
+        self,
+        study: Study,
+        identity: Identity,
+        sign_key: SigningKey,
+        network: Network,
+        links: Links,
+    ) -> None:
         mix = study.mixes[0]
-        self.name = mix.name
-        self._study, self._sign_key = study, sign_key
+        self.name, self._identity = mix.name, identity
+        self._study, self._sign_key, self._network = study, sign_key, network
         self._place = [each.name for each in study.silos].index(identity.name)
-        self._channel = identity.channel(mix.name, mix.address)
+        self._channel = network.channel(identity, mix.name, mix.address)
+        self._link = links.to(Purpose.REPORTS, mix.name, network.address(mix.name, mix.address))
+        self._link.idle()
         self._stub = mix_pb2_grpc.MixStub(self._channel)
         self._call: SubmitCall | None = None
 
     def connect(self) -> "SubmitCall":
         """The stream; an open one tells the mix that this silo is there."""
         if self._call is None or self._call.done():
-            self._call = self._stub.Submit(wait_for_ready=True)
+            introduced = self._introduction()
+            if introduced is None:
+                self._call = self._stub.Submit(wait_for_ready=True)
+            else:  # which would be outdated by the time that the mix is there
+                self._call = self._stub.Submit(metadata=introduced)
         return self._call
 
+    def _introduction(self) -> tuple[tuple[str, bytes], ...] | None:
+        introduced = self._network.introduction(
+            self._identity, self.name, self._study, self._sign_key
+        )
+        return None if introduced is None else introduced.metadata
+
     async def is_there(self) -> bool:
-        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
-            return True
-        try:
-            await asyncio.wait_for(self._channel.channel_ready(), _CONNECT_S)
-        except TimeoutError:
-            return False
+        if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            try:
+                await asyncio.wait_for(self._channel.channel_ready(), _CONNECT_S)
+            except TimeoutError:
+                self._link.waiting(await self._reason(), _LONGEST_PAUSE_S)
+                return False
+        self._link.connected()
         return True
+
+    async def _reason(self) -> str:
+        """Why the mix is not there, as far as gRPC can tell."""
+        greeting = introduction_pb2.Greeting(study=self._study.identity)
+        try:
+            await self._stub.Greet(greeting, timeout=_REASON_S, metadata=self._introduction())
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name
+        return "it took too long"
 
     async def close(self) -> None:
         if self._call is not None:
@@ -57,7 +91,7 @@ class FirstMix:
         await self._channel.close()
 
     async def submit(self, report: StoredReport) -> mix_pb2.Receipt | None:
-        """The mix's receipt, checked; None if it refused the report or gave none in time."""
+        """The mix's receipt, checked; None if it gave none in time.  NotTaken: it refused."""
         descriptor = report.descriptor
         digest = sha256(report.onion).digest()
         header = mix_pb2.SubmitHeader(
@@ -67,16 +101,18 @@ class FirstMix:
         )
         try:
             async with asyncio.timeout(descriptor.deadline_s):
-                for attempt in range(_TRIES):
+                for attempt in range(1, _TRIES + 1):
                     try:
                         receipt = await self._submit_once(header, report.onion)
                         return self._checked(receipt, report, digest)
                     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                         self._call = None
-                        logs.warning("submit_failed", round=descriptor.round, reason=_name(error))
+                        said = _said(error)
+                        logs.warning("submit_failed", round=descriptor.round, reason=said)
                         if _name(error) in _FINAL:
-                            return None
-                    await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311
+                            self._link.refused(said)
+                            raise NotTaken(said) from error
+                    await asyncio.sleep(pause_s(attempt, _LONGEST_PAUSE_S))
         except TimeoutError:
             self._call = None
             logs.warning("submit_failed", round=descriptor.round, reason="no receipt in time")
@@ -94,12 +130,12 @@ class FirstMix:
 
     def _checked(
         self, receipt: mix_pb2.Receipt, report: StoredReport, digest: bytes
-    ) -> mix_pb2.Receipt | None:
+    ) -> mix_pb2.Receipt:
         """A receipt for just this report, in fields that say so too; what it adds is dropped."""
         descriptor = report.descriptor
         if receipt.status != mix_pb2.Receipt.ACCEPTED:
             logs.warning("report_refused", round=descriptor.round, reason=receipt.reason)
-            return None
+            raise NotTaken(receipt.reason)
         check_receipt(receipt, descriptor.digest, self._place, digest, self._study)
         return mix_pb2.Receipt(
             digest=descriptor.digest,
@@ -111,3 +147,9 @@ class FirstMix:
 
 def _name(error: BaseException) -> str:
     return error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
+
+
+def _said(error: BaseException) -> str:
+    """The code, and the other side's sentence if there is one."""
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else ""
+    return f"{_name(error)}: {details}" if details else _name(error)

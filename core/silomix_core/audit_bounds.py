@@ -14,7 +14,7 @@ those errors, so an attacker who errs less refutes it:
 With Clopper–Pearson upper limits in place of a, b and (a + b)/2 these hold whatever the noise looks
 like.  (As many trials with rate a as with rate b have no more chance of few errors than twice as
 many with rate (a + b)/2: Hoeffding 1956, Thm 5; so the limit is valid for their sum.)
-`gaussian_mu_lower` and `noise_upper` are sharper and assume that it is Gaussian.
+`gaussian_mu_lower`, `move_lower` and `noise_upper` are sharper and assume that it is Gaussian.
 """
 
 from math import inf, log, sqrt
@@ -88,6 +88,37 @@ def gaussian_mu(first: Floats, second: Floats) -> float:
     return statistic / root
 
 
+def move_lower(values: Floats, chances: Floats, moves: Floats, alpha: float) -> float:
+    """A lower limit of how many times as far as they should the values (n,) lie from 0 on average.
+
+    Each should be N(0, 1), or with its chance N(move, 1).  If it were N(c·move, 1) instead, a sum
+    as large as that of the values would have probability at most (Chernoff's bound)
+
+        min over λ ≥ 0 of Π e^(−λ·value) · e^(λ²/2)·(1 − chance + chance·e^(λ·c·move))
+
+    and the limit is the c at which this is α.  Drawing more often than declared shows as c > 1 too.
+    """
+    total = float(values.sum())
+
+    def excess(times: float) -> float:
+        def exponent(rate: float) -> float:
+            drawn = np.logaddexp(np.log1p(-chances), np.log(chances) + rate * times * moves)
+            return float((rate**2 / 2 + drawn).sum()) - rate * total
+
+        farthest = max(total / len(values), 0.0) + 1e-9  # e^(λ²/2 − λ·mean) grows beyond it
+        found = optimize.minimize_scalar(exponent, bounds=(0.0, farthest), method="bounded")
+        return min(0.0, float(found.fun)) - log(alpha)
+
+    if total <= 0 or excess(0.0) >= 0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, move(values, chances, moves), xtol=1e-9))
+
+
+def move(values: Floats, chances: Floats, moves: Floats) -> float:
+    """How many times as far as they should the values lie from 0 on average; see `move_lower`."""
+    return float(values.sum() / (chances @ moves))
+
+
 def noise_upper(samples: Floats, alpha: float) -> float:
     """An upper limit of the standard deviation of centred Gaussian samples, by χ²."""
     values = samples.ravel()
@@ -102,6 +133,12 @@ def correlation(first: Floats, second: Floats) -> tuple[float, float]:
         return r, 0.0
     t = r * sqrt((len(x) - 1) / (1 - r * r))
     return r, float(2 * stats.t.sf(abs(t), len(x) - 1))
+
+
+def difference(first: Floats, second: Floats) -> float:
+    """p-value of Student's two-sided test that two Gaussian samples of one σ have one mean."""
+    statistic, freedom, _ = _student(first, second)
+    return float(2 * stats.t.sf(abs(statistic), freedom))
 
 
 # How much an audit can see, before it is run ------------------------------------------------------
@@ -126,6 +163,24 @@ def gaussian_detection(mu_claimed: float, mu_true: float, trials: int, alpha: fl
     root, freedom = sqrt(half / 2), 2 * half - 2
     critical = stats.nct.isf(alpha, freedom, mu_claimed * root)
     return float(stats.nct.sf(critical, freedom, mu_true * root))
+
+
+def move_detection(chance: float, move: float, values: int, alpha: float) -> float:
+    """Probability that `move_lower` exceeds 1 if moves are twice as far as they should be.
+
+    The critical sum is exact, its probability that of a Gaussian of the same variance.
+    """
+    chances, moves = np.full(values, chance), np.full(values, move)
+
+    def excess(mean: float) -> float:
+        return move_lower(np.full(values, mean), chances, moves, alpha) - 1
+
+    highest = chance * move
+    while excess(highest) < 0:
+        highest *= 2
+    critical = optimize.brentq(excess, 0.0, highest, xtol=1e-6)
+    deviation = sqrt((1 + chance * (1 - chance) * (2 * move) ** 2) / values)
+    return float(stats.norm.sf((critical - 2 * chance * move) / deviation))
 
 
 def _student(first: Floats, second: Floats) -> tuple[float, int, float]:

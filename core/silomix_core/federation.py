@@ -12,9 +12,11 @@ import numpy as np
 
 from silomix_core.algorithms.seam import (
     LOCAL_STEPS,
+    USUAL_DESCENT,
     Aggregate,
     Algorithm,
     AlgorithmPlan,
+    Descent,
     Point,
     Setting,
 )
@@ -22,7 +24,7 @@ from silomix_core.attendance import attend
 from silomix_core.mechanism import Mechanism, Minibatch, Participant
 from silomix_core.models import model_of
 from silomix_core.noise import RandomBytes, discrete_gaussian
-from silomix_core.private_evaluation import Result, study_steps
+from silomix_core.private_evaluation import Measure, Result, measure_of, study_steps
 from silomix_core.reporting import Integers, Question, Reporter
 from silomix_core.setting import phases_of, plan_of, setting_of
 from silomix_core.task import Task
@@ -73,6 +75,7 @@ class Rehearsal:
         plan = plan_of(self.setting, self.mechanism)
         local = self.algorithm.local(plan) if self.algorithm.local else None
         model = model_of(self.task, self.algorithm.smoothing(self.setting))
+        measure = measure_of(self.task)
         reporters = [
             Reporter(
                 self.mechanism,
@@ -82,12 +85,15 @@ class Rehearsal:
                 drawn,
                 local,
                 attend(self.mechanism, place, drawn),
+                measure,
             )
             for place, (participant, records) in enumerate(
                 zip(self.participants, silos, strict=True)
             )
         ]
-        return evaluated_study(self.algorithm, plan, self.mechanism, reporters, rng, drawn, advance)
+        return evaluated_study(
+            self.algorithm, plan, self.mechanism, reporters, rng, drawn, advance, measure
+        )
 
 
 def rehearsal(
@@ -103,6 +109,7 @@ def rehearsal(
     local_steps: int = LOCAL_STEPS,
     held_out: float = 0.0,
     minibatch: Minibatch | None = None,
+    descent: Descent = USUAL_DESCENT,
 ) -> Rehearsal:
     """Calibrated for these silos; a round asks `asked` of them, all unless given."""
     batch = algorithm.minibatch or minibatch or Minibatch()
@@ -117,6 +124,7 @@ def rehearsal(
         local_steps=local_steps,
         held_out=held_out,
         ratio=batch.ratio,
+        descent=descent,
     )
     mechanism = Mechanism.calibrate(
         participants,
@@ -149,14 +157,17 @@ def evaluated_study(
     rng: np.random.Generator,
     random_bytes: RandomBytes,
     advance: Callable[[Point], None] = lambda _: None,
+    measure: Measure | None = None,
 ) -> Result:
     """The model after all rounds; `advance` is given the model so far after each.
+
+    With a `measure`, also what held-out records say of it, if some are.
 
     Each round asks as many silos as the setting says, drawn anew with `rng`; with check-ins, those
     of them answer that chose this round.  All reports arrive and are used, so every silo that
     answered keeps its control variate.
     """
-    steps = study_steps(algorithm, plan, mechanism)
+    steps = study_steps(algorithm, plan, mechanism, measure)
     query = next(steps)
     asked = plan.setting.participants
     kept = np.zeros((len(silos), mechanism.dimension), dtype=np.int64)

@@ -39,18 +39,23 @@ class Table:
             raise InvalidField(f"{self._path(key)}: control characters are not allowed")
         return value
 
+    def lines(self, key: str) -> str:
+        """A text that may go over several lines, such as a query."""
+        value = self._take(key, str, "a string")
+        if not value.strip() or not all(line.isprintable() for line in value.split("\n")):
+            raise InvalidField(f"{self._path(key)}: empty, or with control characters")
+        return value
+
     def short_text(self, key: str) -> str:
         """A text that people are shown: one that stays within its line and looks like itself."""
-        value = self.text(key)
-        if len(value) > LONGEST_TEXT:
-            raise InvalidField(f"{self._path(key)}: longer than {LONGEST_TEXT} characters")
-        if value != value.strip() or "  " in value:
-            raise InvalidField(
-                f"{self._path(key)}: spaces at an end or two in a row are not allowed"
-            )
-        if not _BLANKS.isdisjoint(value):
-            raise InvalidField(f"{self._path(key)}: invisible characters are not allowed")
-        return value
+        return _short(self.text(key), self._path(key))
+
+    def short_texts(self, key: str) -> tuple[str, ...]:
+        """A list of such texts, empty if there is none."""
+        if not self.has(key):
+            return ()
+        path = self._path(key)
+        return tuple(_short(each, f"{path}[{index}]") for index, each in enumerate(self.texts(key)))
 
     def address(self, key: str) -> str:
         """host:port, the host being a DNS name, an IPv4 address or an IPv6 address in brackets."""
@@ -82,8 +87,27 @@ class Table:
             raise InvalidField(f"{self._path(key)}: expected a list of strings")
         return tuple(value)
 
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers, empty if there is none."""
+        value: list[object] = self._take(key, list, "a list of whole numbers", [])
+        numbers = tuple(item for item in value if type(item) is int)
+        if len(numbers) < len(value):
+            raise InvalidField(f"{self._path(key)}: expected a list of whole numbers")
+        return numbers
+
     def table(self, key: str) -> "Table":
         return Table(self._take(key, dict, "a table"), self._path(key))
+
+    def texts_by_name(self, key: str) -> dict[str, str]:
+        """A table of strings, empty if there is none."""
+        if not self.has(key):
+            return {}
+        inner = self.table(key)
+        return {name: inner.text(name) for name in inner.left()}
+
+    def left(self) -> list[str]:
+        """The keys that were not taken yet."""
+        return list(self._left)
 
     def tables(self, key: str) -> list["Table"]:
         rows = self._take(key, list, "an array of tables")
@@ -91,6 +115,9 @@ class Table:
 
     def has(self, key: str) -> bool:
         return key in self._left
+
+    def has_table(self, key: str) -> bool:
+        return isinstance(self._left.get(key), dict)
 
     def choice(self, key: str, options: Iterable[str], default: str | None = None) -> str:
         value, known = self.text(key, default), sorted(options)
@@ -129,6 +156,16 @@ class Table:
 
     def _path(self, key: str) -> str:
         return f"{self._where}.{key}" if self._where else key
+
+
+def _short(value: str, path: str) -> str:
+    if len(value) > LONGEST_TEXT:
+        raise InvalidField(f"{path}: longer than {LONGEST_TEXT} characters")
+    if value != value.strip() or "  " in value:
+        raise InvalidField(f"{path}: spaces at an end or two in a row are not allowed")
+    if not _BLANKS.isdisjoint(value):
+        raise InvalidField(f"{path}: invisible characters are not allowed")
+    return value
 
 
 def _is_address(text: str) -> bool:

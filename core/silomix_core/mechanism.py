@@ -361,9 +361,10 @@ def _calibrate(
     phases: tuple[Phase, ...],
     batch: Minibatch,
 ) -> Mechanism:
+    most = max(phase.events for phase in phases)
     grids = {
         phase: max(
-            _grid(each, clip, dimension, phase, batch)
+            _grid(each, clip, dimension, phase, batch, most)
             for each in _neediest(participants, _batch(phase, batch))
         )
         for phase in set(phases)
@@ -392,9 +393,18 @@ def _neediest(participants: tuple[Participant, ...], batch: Minibatch) -> list[P
 
 
 def _grid(
-    participant: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+    participant: Participant,
+    clip: float,
+    dimension: int,
+    phase: Phase,
+    batch: Minibatch,
+    most_events: int,
 ) -> float:
-    """The grid that this participant needs: `sensitivity_units` solved for it."""
+    """The grid that this participant needs: `sensitivity_units` solved for it.
+
+    most_events: of any phase.  A ledger knows of a record only that it is in some phase, and adds
+    up the largest loss and the most integers: so each phase leaves room for these.
+    """
     batch = _batch(phase, batch)
     target, records = participant.target, phase.records(participant.records)
     size = batch.size(records)
@@ -403,7 +413,8 @@ def _grid(
             f"a silo of {participant.records} records has none left for a phase of "
             f"{phase.share:.3g} of them and batches of {batch.ratio:.3g}; use fewer phases"
         )
-    mu = largest_mu(target, batch.scheme, batch.share(records), phase.events, dimension)
+    share, events = batch.share(records), phase.events
+    mu = largest_mu(target, batch.scheme, share, events, dimension, most_events)
     allowed = mu * SIGMA_UNITS - _rounding(batch, dimension)
     if allowed <= 0:
         raise CalibrationImpossible(

@@ -21,7 +21,7 @@ from silomix_core.mechanism import Kind, Mechanism, Participant
 from silomix_core.minibatches import draw, partition
 from silomix_core.models import Model
 from silomix_core.noise import RandomBytes, discrete_gaussian
-from silomix_core.private_evaluation import ConfusionSum
+from silomix_core.private_evaluation import HeldOutSum, Measure
 from silomix_core.update import Records, to_grid
 
 Floats = NDArray[np.float64]
@@ -41,7 +41,8 @@ class Question:
 class Reporter:
     """Answers queries about one silo's records, each time with fresh noise.
 
-    `local` says how it walks, where an answer has several gradients.
+    `local` says how it walks, where an answer has several gradients; `measure`, what held-out
+    records say of a model, where some are.
     """
 
     def __init__(
@@ -53,18 +54,21 @@ class Reporter:
         phase_bytes: RandomBytes,
         local: LocalSteps | None = None,
         attendance: Attendance | None = None,
+        measure: Measure | None = None,
     ) -> None:
         """Without an attendance the silo takes part in every round, which check-ins forbid."""
         if local is None and any(phase.steps > 1 or phase.control for phase in mechanism.phases):
             raise ValueError("a silo that walks must know how")
         if attendance is None and any(phase.check_in for phase in mechanism.phases):
             raise ValueError("a study with check-ins needs to know when this silo takes part")
+        if measure is None and any(each.kind is Kind.EVALUATION for each in mechanism.phases):
+            raise ValueError("a study that evaluates its model needs to know by what measure")
         self._mechanism, self._participant = mechanism, participant
         self._local = local or LocalSteps(0.0)
         self._attendance = attendance or Attendance(mechanism, {})
         self._sums = [
-            ConfusionSum(each)
-            if phase.kind is Kind.EVALUATION
+            HeldOutSum(each, model, measure)
+            if phase.kind is Kind.EVALUATION and measure is not None
             else model.gradients(each, mechanism.clip)
             for phase, each in zip(
                 mechanism.phases, _by_phase(mechanism, records, phase_bytes), strict=True

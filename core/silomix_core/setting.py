@@ -6,7 +6,14 @@ from math import isfinite
 
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms.seam import LOCAL_STEPS, Algorithm, AlgorithmPlan, Setting
+from silomix_core.algorithms.seam import (
+    LOCAL_STEPS,
+    USUAL_DESCENT,
+    Algorithm,
+    AlgorithmPlan,
+    Descent,
+    Setting,
+)
 from silomix_core.mechanism import Kind, Mechanism, Participant, Phase
 from silomix_core.task import Task
 
@@ -23,6 +30,7 @@ def setting_of(
     local_steps: int = LOCAL_STEPS,
     ratio: float = 1.0,
     held_out: float = 0.0,
+    descent: Descent = USUAL_DESCENT,
 ) -> Setting:
     """The setting of these silos; a round asks `asked` of them, all unless given.
 
@@ -51,6 +59,8 @@ def setting_of(
         ridge=ridge,
         local_steps=local_steps,
         ratio=ratio,
+        descent=descent,
+        numbers=task.loss.is_regression,
     )
 
 

@@ -7,24 +7,35 @@ to say otherwise.  `plan()` derives the frozen parameters.
 
 import tomllib
 from base64 import b64decode
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from math import isfinite
-from typing import NewType
+from typing import NewType, TypeVar
 
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.algorithms.catalogue import ALGORITHMS
-from silomix_core.algorithms.seam import LOCAL_STEPS, AlgorithmPlan, LocalSteps, Setting
+from silomix_core.algorithms.seam import (
+    LOCAL_STEPS,
+    USUAL_DESCENT,
+    AlgorithmPlan,
+    Averaging,
+    Descent,
+    LocalSteps,
+    Setting,
+)
+from silomix_core.feature import Combine, Kind, category, flag
 from silomix_core.fields import InvalidField, Table
 from silomix_core.losses import LossName
 from silomix_core.mechanism import MOST_STEPS, Mechanism, Minibatch, Participant, Phase
 from silomix_core.models import Model, model_of
-from silomix_core.private_evaluation import CELLS
+from silomix_core.private_evaluation import not_measurable
 from silomix_core.setting import phases_of, plan_of, setting_of, unfit
 from silomix_core.task import Feature, Scaling, Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
+Read = TypeVar("Read")
 VERSION = 1
 _MOST_RECORDS = 100_000_000  # 2²⁷ integer gradients of 2³⁶ would overflow int64
 # Far beyond any use; what lies further makes grids vanish and calibrations take hours, which
@@ -104,24 +115,12 @@ class Study:
     mixes: tuple[Mix, ...]
     server: Server
     held_out: float = 0.0  # share of every silo's records that only evaluates the final model
+    descent: Descent = USUAL_DESCENT  # of algorithms that leave it to the study
 
     @classmethod
     def parse(cls, content: bytes) -> "Study":
         """The study in these bytes, or InvalidStudy."""
-        if len(content) > _LARGEST_FILE or max(map(len, content.split(b"\n"))) > _LONGEST_LINE:
-            raise InvalidStudy(  # reading long dotted keys takes a time quadratic in their length
-                f"not a study: larger than {_LARGEST_FILE} bytes, or a line longer than "
-                f"{_LONGEST_LINE}"
-            )
-        try:
-            top = Table(tomllib.loads(content.decode("utf-8")))
-            return _study(top, StudyId(sha256(content).digest()))
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InvalidStudy(f"not a TOML file: {error}") from error
-        except RecursionError as error:  # tomllib's, or that of showing what it read
-            raise InvalidStudy("not a study: lists or tables are nested too deeply") from error
-        except (InvalidField, ValueError) as error:
-            raise InvalidStudy(str(error)) from error
+        return _parsed(content, lambda top: _study(top, StudyId(sha256(content).digest())))
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -154,16 +153,8 @@ class Study:
             raise ValueError(f"algorithm.name: {reason}")
         if self.held_out and not _LEAST_HELD_OUT <= self.held_out <= 1 - _LEAST_HELD_OUT:
             raise ValueError("evaluation.share must lie between 0.01 and 0.99")
-        if self.held_out and not self.task.is_binary:
-            raise ValueError(
-                "evaluation: a confusion matrix needs labels 0 and 1 and a model without a hidden "
-                "layer; leave the evaluation out"
-            )
-        if self.held_out and self.task.dimension < len(CELLS):
-            raise ValueError(
-                f"evaluation: a confusion matrix has {len(CELLS)} cells, and a report of this "
-                f"model only {self.task.dimension} coordinates; leave the evaluation out"
-            )
+        if self.held_out and (reason := not_measurable(self.task)) is not None:
+            raise ValueError(reason)
         if not (_LEAST <= self.radius <= _MOST and _LEAST <= self.clip <= _MOST):
             raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
         if self.minibatch.ratio < _LEAST:
@@ -220,6 +211,7 @@ class Study:
             local_steps=self.local_steps,
             ratio=self.minibatch.ratio,
             held_out=self.held_out,
+            descent=self.descent,
         )
 
     @cached_property
@@ -262,9 +254,48 @@ class Study:
         return any(phase.control for phase in self.phases)
 
 
-def _study(top: Table, identity: StudyId) -> Study:
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a study file asks of records: of a study, or of one whose parties' keys are missing."""
+
+    task: Task
+    records: dict[str, int]  # of the silos for which the file states them
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Outline":
+        """The task in these bytes, or InvalidStudy."""
+        return _parsed(content, _outline)
+
+
+def _parsed(content: bytes, read: Callable[[Table], Read]) -> Read:
+    if len(content) > _LARGEST_FILE or max(map(len, content.split(b"\n"))) > _LONGEST_LINE:
+        raise InvalidStudy(  # reading long dotted keys takes a time quadratic in their length
+            f"not a study: larger than {_LARGEST_FILE} bytes, or a line longer than {_LONGEST_LINE}"
+        )
+    try:
+        return read(Table(tomllib.loads(content.decode("utf-8"))))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidStudy(f"not a TOML file: {error}") from error
+    except RecursionError as error:  # tomllib's, or that of showing what it read
+        raise InvalidStudy("not a study: lists or tables are nested too deeply") from error
+    except (InvalidField, ValueError) as error:
+        raise InvalidStudy(str(error)) from error
+
+
+def _outline(top: Table) -> Outline:
+    _check_version(top)
+    task = _task(top.table("task"))
+    rows = top.tables("silos") if top.has("silos") else []
+    return Outline(task, {_name(row): row.whole("records") for row in rows if row.has("records")})
+
+
+def _check_version(top: Table) -> None:
     if (version := top.whole("version")) != VERSION:
         raise InvalidField(f"version {version} is not supported; this release reads {VERSION}")
+
+
+def _study(top: Table, identity: StudyId) -> Study:
+    _check_version(top)
     name = top.short_text("name")
     task = _task(top.table("task"))
     algorithm = top.table("algorithm")
@@ -273,6 +304,7 @@ def _study(top: Table, identity: StudyId) -> Study:
     ridge = algorithm.number("ridge", 0.0)
     takes_steps = ALGORITHMS[algorithm_name].takes_local_steps
     local_steps = algorithm.whole("local_steps", LOCAL_STEPS) if takes_steps else LOCAL_STEPS
+    descent = _descent(algorithm, algorithm_name)
     silos = tuple(_silo(row) for row in top.tables("silos"))
     participants = algorithm.whole("participants", len(silos))
     algorithm.finish()
@@ -310,7 +342,20 @@ def _study(top: Table, identity: StudyId) -> Study:
         mixes=mixes,
         server=server,
         held_out=held_out,
+        descent=descent,
     )
+
+
+def _descent(table: Table, algorithm: str) -> Descent:
+    if not ALGORITHMS[algorithm].takes_descent:
+        for key in ("momentum", "averaging"):
+            if table.has(key):
+                raise InvalidField(f"algorithm.{key}: {algorithm} has none to choose; leave it out")
+        return USUAL_DESCENT
+    momentum = table.number("momentum", USUAL_DESCENT.momentum)
+    known = [each.value for each in Averaging]
+    averaging = Averaging(table.choice("averaging", known, USUAL_DESCENT.averaging.value))
+    return table.build(lambda: Descent(momentum, averaging))
 
 
 def _held_out(table: Table) -> float:
@@ -349,28 +394,90 @@ def _task(table: Table) -> Task:
     threshold = table.number("threshold") if loss is LossName.HUBER else None
     classes = table.whole("classes") if loss is LossName.MULTINOMIAL else None
     hidden = table.whole("hidden") if table.has("hidden") else None
+    person = table.short_text("person") if table.has("person") else None
+    time = table.short_text("time") if table.has("time") else None
+    combine = _combine(table, "label_combine")
+    missing = table.number("label_missing") if table.has("label_missing") else None
+    unit = table.short_text("label_unit") if table.has("label_unit") else ""
+    codes, concepts = table.short_texts("label_codes"), table.wholes("label_concepts")
     table.finish()
     return table.build(
         lambda: Task(
-            loss, label, features, scaling, bias, bounds, level, threshold, classes, hidden
+            loss,
+            label,
+            features,
+            scaling,
+            bias,
+            bounds,
+            level,
+            threshold,
+            classes,
+            hidden,
+            person=person,
+            time=time,
+            label_combine=combine,
+            label_missing=missing,
+            label_unit=unit,
+            label_codes=codes,
+            label_concepts=concepts,
         )
     )
 
 
 def _feature(table: Table) -> Feature:
-    name, low, high = table.short_text("name"), table.number("low"), table.number("high")
-    missing = table.number("missing", (low + high) / 2)
+    name = table.short_text("name")
+    kind = Kind(table.choice("kind", [each.value for each in Kind], Kind.NUMBER.value))
+    combine = _combine(table, "combine")
+    codes, concepts = table.short_texts("codes"), table.wholes("concepts")
+    if kind is Kind.CATEGORY:
+        categories = table.short_texts("categories")
+        chosen = table.short_text("missing") if table.has("missing") else ""
+        table.finish()
+        return table.build(
+            lambda: category(
+                name, categories, missing=chosen, combine=combine, codes=codes, concepts=concepts
+            )
+        )
     count = table.whole("count", 1)
+    if kind is Kind.FLAG:
+        known = table.flag("missing", default=False) if table.has("missing") else None
+        table.finish()
+        return table.build(
+            lambda: flag(
+                name, missing=known, count=count, combine=combine, codes=codes, concepts=concepts
+            )
+        )
+    low, high = table.number("low"), table.number("high")
+    missing = table.number("missing", (low + high) / 2)
+    unit = table.short_text("unit") if table.has("unit") else ""
     table.finish()
-    return table.build(lambda: Feature(name, low, high, missing, count))
+    return table.build(
+        lambda: Feature(
+            name,
+            low,
+            high,
+            missing,
+            count,
+            unit=unit,
+            combine=combine,
+            codes=codes,
+            concepts=concepts,
+        )
+    )
+
+
+def _combine(table: Table, key: str) -> Combine | None:
+    if not table.has(key):
+        return None
+    return Combine(table.choice(key, [each.value for each in Combine]))
 
 
 def _silo(table: Table) -> Silo:
     silo = Silo(
         name=_name(table),
-        records=table.whole("records"),
         sign_key=_key(table, "sign_key"),
         node_key=_key(table, "node_key"),
+        records=table.whole("records"),
         weight=table.number("weight", 1.0),
         target=_target(table) if table.has("epsilon") or table.has("delta") else None,
     )
@@ -411,5 +518,10 @@ def _name(table: Table) -> str:
 
 
 def _key(table: Table, key: str) -> bytes:
-    text = table.text(key)
+    there = table.has(key)
+    try:
+        text = table.text(key)
+    except InvalidField as error:
+        hint = "" if there else "; `silomix study assemble` puts keys into an outline"
+        raise InvalidField(f"{error}{hint}") from error
     return table.build(lambda: b64decode(text, validate=True))

@@ -1,28 +1,27 @@
 """What a study predicts from what: features with public bounds, and a label.
 
-`Task.encode` is where a record enters the mathematics.  It is a *total* function of one record
-(values are clamped to the public bounds, missing ones replaced by the declared value), fits
-nothing on data, and gives integers: feature vectors of Euclidean norm at most `UNIT` per unit of
-norm, so that everything after it can be summed exactly.  `Task.encode_labels` does the same to the
-label: a class becomes −1 or +1, a number is clamped to its public bounds and scaled to [−1, 1];
-one of several classes stays the integer it is.
+`Task.encode` is where a record enters the mathematics: one for each person.  It is a *total*
+function of one record (values are clamped to the public bounds, missing ones replaced by the
+declared value), fits nothing on data, and gives integers: feature vectors of Euclidean norm at
+most `UNIT` per unit of norm, so that everything after it can be summed exactly.
+`Task.encode_labels` does the same to the label: a class becomes −1 or +1, a number is clamped to
+its public bounds and scaled to [−1, 1]; one of several classes stays the integer it is.
 """
 
-import re
 from dataclasses import dataclass
 from enum import Enum
-from math import inf, isfinite, sqrt
+from math import inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silomix_core.feature import MOST_COLUMNS as _MOST_COLUMNS
+from silomix_core.feature import Combine, Kind, check_bounds, check_places
+from silomix_core.feature import Feature as Feature
 from silomix_core.losses import WIDEST_KNEE, Loss, LossName, loss
 
 FEATURE_BITS = 16
 UNIT = 2**FEATURE_BITS
-_MOST_COLUMNS = 2**21
-_COLUMN_NUMBER = re.compile("[1-9][0-9]{0,6}")
-_FARTHEST_BOUND = 1e300  # beyond, differences of bounds overflow
 _MOST_CLASSES, _MOST_HIDDEN = 1000, 1000
 _LEAST_THRESHOLD = 1e-6  # of Huber's loss, in ranges of the label
 
@@ -37,44 +36,6 @@ class Scaling(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
-    """A column with bounds that are public knowledge, never measured on the data.
-
-    With `count` above 1 it stands for that many like columns, name_1 … name_count.
-    """
-
-    name: str
-    low: float
-    high: float
-    missing: float
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a feature needs a name")
-        _check_bounds(f"feature {self.name!r}", self.low, self.high)
-        if not self.low <= self.missing <= self.high:
-            raise ValueError(f"feature {self.name!r}: missing must lie between low and high")
-        if not 1 <= self.count <= _MOST_COLUMNS:
-            raise ValueError(f"feature {self.name!r}: count must lie between 1 and {_MOST_COLUMNS}")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        if self.count == 1:
-            return (self.name,)
-        return tuple(f"{self.name}_{index}" for index in range(1, self.count + 1))
-
-    def has_column(self, column: str) -> bool:
-        """Whether `columns` lists it, told without writing millions of names."""
-        if self.count == 1:
-            return column == self.name
-        stem, _, number = column.rpartition("_")
-        if stem != self.name or not _COLUMN_NUMBER.fullmatch(number):
-            return False
-        return int(number) <= self.count
-
-
-@dataclass(frozen=True, slots=True)
 class Task:
     """A loss over features and a label; the model has one weight per feature and a bias.
 
@@ -82,6 +43,10 @@ class Task:
     the quantile loss, `threshold` to Huber's: errors beyond it, in the label's own unit, count
     in proportion to their size.  The multinomial loss has `classes` 0, 1, 2 … and as many weights
     for each feature.  With `hidden` units the model is a network with one hidden layer.
+
+    Rows that agree in the column `person` are one person and become one record, by each feature's
+    rule and `label_combine`; the column `time` orders them.  Without it a row is a person.
+    `label_missing` is the label of a person of whom no row has one.
     """
 
     loss: LossName
@@ -94,9 +59,17 @@ class Task:
     threshold: float | None = None
     classes: int | None = None
     hidden: int | None = None
+    person: str | None = None
+    time: str | None = None
+    label_combine: Combine | None = None
+    label_missing: float | None = None
+    label_unit: str = ""
+    label_codes: tuple[str, ...] = ()
+    label_concepts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_label()
+        self._check_people()
         if not self.features:
             raise ValueError("a task needs at least one feature")
         if self.width > _MOST_COLUMNS + 1:
@@ -130,7 +103,7 @@ class Task:
                 raise ValueError(f"hidden must lie between 1 and {_MOST_HIDDEN}")
         if self.label_bounds is None:
             return
-        _check_bounds(f"label {self.label!r}", *self.label_bounds)
+        check_bounds(f"label {self.label!r}", *self.label_bounds)
         low, high = self.label_bounds
         if self.threshold is not None and not (
             _LEAST_THRESHOLD <= self.threshold / (high - low) <= 1
@@ -141,6 +114,41 @@ class Task:
             )
         if self.level is not None and not 0 < self.level < 1:
             raise ValueError("level must be above 0 and below 1")
+
+    def _check_people(self) -> None:
+        """What combines rows needs to know whose they are, and what orders them their time."""
+        rules = [(f"feature {each.name!r}", each.combine, each.rule) for each in self.features]
+        rules.append(("the label", self.label_combine, self.label_rule_of_rows))
+        for what, declared, rule in rules:
+            if self.person is None and declared is not None:
+                raise ValueError(
+                    f"{what}: combine is about several rows of one person; name the column that "
+                    "tells persons apart (person in [task])"
+                )
+            if self.person is not None and self.time is None and rule.needs_time:
+                raise ValueError(
+                    f"{what}: of a person's rows the {rule.value} one is asked for; name the "
+                    "column that orders them (time in [task]), or choose another combine"
+                )
+        if self.person is None and self.time is not None:
+            raise ValueError("time orders the rows of one person; name its column (person) too")
+        names = [name for name in (self.person, self.time) if name is not None]
+        if len({*names, self.label}) <= len(names):
+            raise ValueError("person, time and label must be different columns")
+        for name in names:
+            if any(feature.has_column(name) for feature in self.features):
+                raise ValueError(f"{name!r} is the person or time, and also listed as a feature")
+        if self.label_combine is not None and self.label_combine not in self.label_combines:
+            known = ", ".join(each.value for each in self.label_combines)
+            raise ValueError(
+                f"a label that is {self.label_rule} cannot be combined by "
+                f"{self.label_combine.value!r}; use one of {known}"
+            )
+        if self.label_unit and not self.loss.is_regression:
+            raise ValueError("label_unit belongs to a label that is a number")
+        if self.label_missing is not None and not self.are_labels(np.array(self.label_missing)):
+            raise ValueError(f"label_missing: a label must be {self.label_rule}")
+        check_places("the label", self.label_codes, self.label_concepts)
 
     def _has_repeated_columns(self) -> bool:
         """x_1 … x_n of two features differ as their names do; one of them may meet a plain name."""
@@ -153,8 +161,8 @@ class Task:
 
     @property
     def width(self) -> int:
-        """Numbers of an encoded record: its columns and the bias."""
-        return sum(feature.count for feature in self.features) + 1
+        """Numbers of an encoded record: its coordinates and the bias."""
+        return sum(feature.width for feature in self.features) + 1
 
     @property
     def dimension(self) -> int:
@@ -166,12 +174,28 @@ class Task:
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """Names of the raw values, as tables have them."""
         return tuple(column for feature in self.features for column in feature.columns)
 
     @property
-    def is_binary(self) -> bool:
-        """Labels 0 and 1, told apart by the sign of a linear score."""
-        return not self.loss.is_regression and self.classes is None and self.hidden is None
+    def coordinates(self) -> tuple[str, ...]:
+        """Names of the numbers of an encoded record, but for its bias."""
+        return tuple(name for feature in self.features for name in feature.coordinates)
+
+    @property
+    def label_combines(self) -> tuple[Combine, ...]:
+        """How a person's label can follow from several; the first unless the study says."""
+        by_time = (Combine.LAST, Combine.FIRST)
+        if self.loss.is_regression:
+            others = (Combine.MEAN, Combine.MIN, Combine.MAX, Combine.SUM, Combine.COUNT)
+            return (*by_time, *others)
+        if self.classes is not None:
+            return (*by_time, Combine.MIN, Combine.MAX)
+        return (*by_time, Combine.ANY)
+
+    @property
+    def label_rule_of_rows(self) -> Combine:
+        return self.label_combine or self.label_combines[0]
 
     @property
     def longest(self) -> float:
@@ -246,18 +270,18 @@ class Task:
     def encode(self, values: Floats) -> Floats:
         """Integer feature vectors (n, width) of raw values (n, columns); NaN means missing.
 
+        A category is one value and several coordinates, of which at most one is not 0: it weighs
+        in the norm as a number does.
+
         Integers are kept as float64, in which their sums and products stay exact below 2⁵³.
         """
-        counts = [feature.count for feature in self.features]
-        low = np.repeat([feature.low for feature in self.features], counts)
-        high = np.repeat([feature.high for feature in self.features], counts)
-        missing = np.repeat([feature.missing for feature in self.features], counts)
-        filled = np.where(np.isnan(values), missing, np.clip(values, low, high))
-        # clamped again: for narrow bounds far from 0 the difference is all rounding error
-        scaled = np.clip((2 * filled - (low + high)) / (high - low), -1.0, 1.0)
+        scaled = self._scaled(values)
         if self.scaling is Scaling.UNIT_BALL:
-            scaled /= sqrt(self.width - 1)
+            scaled /= sqrt(values.shape[1])
         else:
+            # by a power of two first, which is exact: squares of tiny numbers are 0 or far off
+            _, exponents = np.frexp(np.abs(scaled).max(axis=1))
+            scaled = np.ldexp(scaled, -exponents[:, None])
             norms = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
             scaled /= np.where(norms > 0, norms, 1.0)[:, None]
         encoded = np.empty((len(values), self.width))
@@ -265,9 +289,23 @@ class Task:
         encoded[:, -1] = round(self.bias * UNIT)
         return encoded
 
-
-def _check_bounds(what: str, low: float, high: float) -> None:
-    if not (isfinite(low) and isfinite(high) and low < high):
-        raise ValueError(f"{what}: low must be below high, both finite")
-    if max(-low, high) > _FARTHEST_BOUND:
-        raise ValueError(f"{what}: bounds must lie within ±{_FARTHEST_BOUND:g}")
+    def _scaled(self, values: Floats) -> Floats:
+        """Coordinates (n, width − 1): those of each raw value have a norm of at most 1 together."""
+        counts = [feature.count for feature in self.features]
+        low = np.repeat([feature.low for feature in self.features], counts)
+        high = np.repeat([feature.high for feature in self.features], counts)
+        missing = np.repeat([feature.missing for feature in self.features], counts)
+        filled = np.where(np.isnan(values), missing, np.clip(values, low, high))
+        # clamped again: for narrow bounds far from 0 the difference is all rounding error
+        scaled: Floats = np.clip((2 * filled - (low + high)) / (high - low), -1.0, 1.0)
+        if all(feature.kind is not Kind.CATEGORY for feature in self.features):
+            return scaled
+        parts, start = [], 0
+        for feature in self.features:
+            part = scaled[:, start : start + feature.count]
+            if feature.kind is Kind.CATEGORY:
+                places = np.arange(len(feature.categories))
+                part = (filled[:, [start]] == places).astype(np.float64)
+            parts.append(part)
+            start += feature.count
+        return np.hstack(parts)

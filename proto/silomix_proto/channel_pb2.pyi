@@ -1,3 +1,4 @@
+from silomix_proto import introduction_pb2 as _introduction_pb2
 from silomix_proto import mix_pb2 as _mix_pb2
 from silomix_proto import round_pb2 as _round_pb2
 from google.protobuf.internal import containers as _containers
@@ -9,16 +10,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SiloFrame(_message.Message):
-    __slots__ = ("follow", "tokens", "answer", "inspect")
+    __slots__ = ("follow", "tokens", "answer", "inspect", "signed", "echo")
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     follow: FollowRequest
     tokens: TokenRequest
     answer: CommittedAnswer
     inspect: bytes
-    def __init__(self, follow: _Optional[_Union[FollowRequest, _Mapping]] = ..., tokens: _Optional[_Union[TokenRequest, _Mapping]] = ..., answer: _Optional[_Union[CommittedAnswer, _Mapping]] = ..., inspect: _Optional[bytes] = ...) -> None: ...
+    signed: _introduction_pb2.Signed
+    echo: bytes
+    def __init__(self, follow: _Optional[_Union[FollowRequest, _Mapping]] = ..., tokens: _Optional[_Union[TokenRequest, _Mapping]] = ..., answer: _Optional[_Union[CommittedAnswer, _Mapping]] = ..., inspect: _Optional[bytes] = ..., signed: _Optional[_Union[_introduction_pb2.Signed, _Mapping]] = ..., echo: _Optional[bytes] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("lease", "study")
@@ -29,12 +34,14 @@ class FollowRequest(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., study: _Optional[bytes] = ...) -> None: ...
 
 class TokenRequest(_message.Message):
-    __slots__ = ("first_round", "blinded")
+    __slots__ = ("first_round", "blinded", "signature")
     FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
     BLINDED_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     first_round: int
     blinded: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, first_round: _Optional[int] = ..., blinded: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, first_round: _Optional[int] = ..., blinded: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class CommittedAnswer(_message.Message):
     __slots__ = ("digest", "confirmation", "complaint")
@@ -47,7 +54,7 @@ class CommittedAnswer(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ..., confirmation: _Optional[_Union[_round_pb2.Confirmation, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ...) -> None: ...
 
 class ChannelEvent(_message.Message):
-    __slots__ = ("stretch", "tokens", "opened", "query_chunk", "committed", "closed", "passage", "ended", "more")
+    __slots__ = ("stretch", "tokens", "opened", "query_chunk", "committed", "closed", "passage", "ended", "signed", "echo", "more")
     STRETCH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +63,8 @@ class ChannelEvent(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     PASSAGE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     stretch: StretchOpened
     tokens: TokenReply
@@ -65,8 +74,10 @@ class ChannelEvent(_message.Message):
     closed: RoundClosed
     passage: Passage
     ended: LeaseEnded
+    signed: _introduction_pb2.Signed
+    echo: bytes
     more: _containers.RepeatedCompositeFieldContainer[ChannelEvent]
-    def __init__(self, stretch: _Optional[_Union[StretchOpened, _Mapping]] = ..., tokens: _Optional[_Union[TokenReply, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., query_chunk: _Optional[bytes] = ..., committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., passage: _Optional[_Union[Passage, _Mapping]] = ..., ended: _Optional[_Union[LeaseEnded, _Mapping]] = ..., more: _Optional[_Iterable[_Union[ChannelEvent, _Mapping]]] = ...) -> None: ...
+    def __init__(self, stretch: _Optional[_Union[StretchOpened, _Mapping]] = ..., tokens: _Optional[_Union[TokenReply, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., query_chunk: _Optional[bytes] = ..., committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., passage: _Optional[_Union[Passage, _Mapping]] = ..., ended: _Optional[_Union[LeaseEnded, _Mapping]] = ..., signed: _Optional[_Union[_introduction_pb2.Signed, _Mapping]] = ..., echo: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[ChannelEvent, _Mapping]]] = ...) -> None: ...
 
 class StretchOpened(_message.Message):
     __slots__ = ("first_round", "lists", "token_keys")

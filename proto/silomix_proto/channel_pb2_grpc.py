@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from silomix_proto import channel_pb2 as silomix__proto_dot_channel__pb2
+from silomix_proto import introduction_pb2 as silomix__proto_dot_introduction__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -39,6 +40,11 @@ class RoundChannelStub(object):
                 request_serializer=silomix__proto_dot_channel__pb2.SiloFrame.SerializeToString,
                 response_deserializer=silomix__proto_dot_channel__pb2.ChannelEvent.FromString,
                 _registered_method=True)
+        self.Greet = channel.unary_unary(
+                '/silomix.v1.RoundChannel/Greet',
+                request_serializer=silomix__proto_dot_introduction__pb2.Greeting.SerializeToString,
+                response_deserializer=silomix__proto_dot_introduction__pb2.Welcome.FromString,
+                _registered_method=True)
 
 
 class RoundChannelServicer(object):
@@ -51,6 +57,13 @@ class RoundChannelServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Greet(self, request, context):
+        """Silos: is all well between us? Outside of any lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoundChannelServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +71,11 @@ def add_RoundChannelServicer_to_server(servicer, server):
                     servicer.Follow,
                     request_deserializer=silomix__proto_dot_channel__pb2.SiloFrame.FromString,
                     response_serializer=silomix__proto_dot_channel__pb2.ChannelEvent.SerializeToString,
+            ),
+            'Greet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Greet,
+                    request_deserializer=silomix__proto_dot_introduction__pb2.Greeting.FromString,
+                    response_serializer=silomix__proto_dot_introduction__pb2.Welcome.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +105,33 @@ class RoundChannel(object):
             '/silomix.v1.RoundChannel/Follow',
             silomix__proto_dot_channel__pb2.SiloFrame.SerializeToString,
             silomix__proto_dot_channel__pb2.ChannelEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Greet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silomix.v1.RoundChannel/Greet',
+            silomix__proto_dot_introduction__pb2.Greeting.SerializeToString,
+            silomix__proto_dot_introduction__pb2.Welcome.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from silomix_proto import introduction_pb2 as _introduction_pb2
 from silomix_proto import round_pb2 as _round_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from silomix_proto import introduction_pb2 as silomix__proto_dot_introduction__pb2
 from silomix_proto import mix_pb2 as silomix__proto_dot_mix__pb2
 from silomix_proto import round_pb2 as silomix__proto_dot_round__pb2
 
@@ -52,6 +53,11 @@ class MixStub(object):
                 request_serializer=silomix__proto_dot_mix__pb2.SubmitFrame.SerializeToString,
                 response_deserializer=silomix__proto_dot_mix__pb2.Receipt.FromString,
                 _registered_method=True)
+        self.Greet = channel.unary_unary(
+                '/silomix.v1.Mix/Greet',
+                request_serializer=silomix__proto_dot_introduction__pb2.Greeting.SerializeToString,
+                response_deserializer=silomix__proto_dot_introduction__pb2.Welcome.FromString,
+                _registered_method=True)
         self.Forward = channel.stream_unary(
                 '/silomix.v1.Mix/Forward',
                 request_serializer=silomix__proto_dot_mix__pb2.BatchFrame.SerializeToString,
@@ -100,6 +106,13 @@ class MixServicer(object):
 
     def Submit(self, request_iterator, context):
         """Silos, first mix only: one long-lived stream per silo, a receipt for every report.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Greet(self, request, context):
+        """Silos: is all well between us?
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +170,11 @@ def add_MixServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=silomix__proto_dot_mix__pb2.SubmitFrame.FromString,
                     response_serializer=silomix__proto_dot_mix__pb2.Receipt.SerializeToString,
+            ),
+            'Greet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Greet,
+                    request_deserializer=silomix__proto_dot_introduction__pb2.Greeting.FromString,
+                    response_serializer=silomix__proto_dot_introduction__pb2.Welcome.SerializeToString,
             ),
             'Forward': grpc.stream_unary_rpc_method_handler(
                     servicer.Forward,
@@ -267,6 +285,33 @@ class Mix(object):
             '/silomix.v1.Mix/Submit',
             silomix__proto_dot_mix__pb2.SubmitFrame.SerializeToString,
             silomix__proto_dot_mix__pb2.Receipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Greet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silomix.v1.Mix/Greet',
+            silomix__proto_dot_introduction__pb2.Greeting.SerializeToString,
+            silomix__proto_dot_introduction__pb2.Welcome.FromString,
             options,
             channel_credentials,
             insecure,

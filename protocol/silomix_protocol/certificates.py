@@ -1,19 +1,31 @@
-"""The consortium's certificate authority: one certificate per party, carrying its name.
+"""Certificates and revocation lists: how the authority makes them, how parties read them.
 
-Enrolment with join tokens and short-lived certificates comes on top of this; here an authority
-key in the hands of whoever sets up the consortium signs what the parties need.
+A certificate carries a party's name, and lives for days.  A revocation list is an X.509 CRL with
+the numbers of certificates that are not to be trusted although they have not expired, and how
+often each party was revoked or came back: a party is barred after an odd number of such changes.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_PEM = serialization.Encoding.PEM
+_PEM, _DER = serialization.Encoding.PEM, serialization.Encoding.DER
+_SKEW = timedelta(minutes=5)  # clocks differ a little: a certificate is valid that long before now
+_CHANGES = x509.ObjectIdentifier(
+    "2.25.260726109626808476628550269579715049714"
+)  # names with how many changes each, if not one: "silo-1,silo-2:2"
+
+
+class RefusedCertificate(ValueError):
+    """A certificate, request or revocation list is not what it has to be; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +35,27 @@ class IssuedCertificate:
 
 
 @dataclass(frozen=True, slots=True)
+class RevocationList:
+    """What a signed list says."""
+
+    number: int  # grows with every change
+    issued: datetime
+    expires: datetime
+    serials: frozenset[int]
+    changes: Counter[str]  # by party, since ever
+    barred: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Authority:
     certificate: x509.Certificate
     _key: ec.EllipticCurvePrivateKey = field(repr=False)
 
     @classmethod
-    def create(cls, name: str, now: datetime, days: int = 365) -> "Authority":
+    def create(cls, name: str, now: datetime, days: int = 3650) -> "Authority":
         key = ec.generate_private_key(ec.SECP256R1())
         builder = (
-            _builder(name, name, key.public_key(), now, days)
+            _builder(name, name, key.public_key(), now, now + timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .add_extension(
@@ -40,25 +64,45 @@ class Authority:
         )
         return cls(builder.sign(key, hashes.SHA256()), key)
 
+    @classmethod
+    def load(cls, certificate: bytes, key: bytes) -> "Authority":
+        """From PEM; RefusedCertificate if these are not an authority's certificate and key."""
+        return cls(parse_certificate(certificate), parse_key(key))
+
     @property
     def pem(self) -> bytes:
         return self.certificate.public_bytes(_PEM)
 
     @property
     def key_pem(self) -> bytes:
-        return _key_pem(self._key)
+        return key_pem(self._key)
 
     def issue(
-        self, name: str, hosts: tuple[str, ...], now: datetime, *, serves: bool, days: int = 90
+        self, name: str, hosts: tuple[str, ...], now: datetime, *, serves: bool, days: float = 90
     ) -> IssuedCertificate:
-        """A certificate for party `name` at `hosts`; `serves`: it may act as a server."""
+        """A certificate with a key of its own, as `certify` makes it."""
         key = ec.generate_private_key(ec.SECP256R1())
-        authority_name = self.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0]
+        life = timedelta(days=days)
+        certificate = self.certify(name, hosts, key.public_key(), now, life, serves=serves)
+        return IssuedCertificate(certificate.public_bytes(_PEM), key_pem(key))
+
+    def certify(
+        self,
+        name: str,
+        hosts: tuple[str, ...],
+        key: ec.EllipticCurvePublicKey,
+        now: datetime,
+        life: timedelta,
+        *,
+        serves: bool,
+    ) -> x509.Certificate:
+        """A certificate for party `name` at `hosts`; `serves`: it may act as a server."""
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if serves:
             purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        end = min(now + life, self.certificate.not_valid_after_utc)
         builder = (
-            _builder(name, str(authority_name.value), key.public_key(), now, days)
+            _builder(name, common_name(self.certificate), key, now, end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -71,23 +115,210 @@ class Authority:
                 critical=False,
             )
         )
-        certificate = builder.sign(self._key, hashes.SHA256())
-        return IssuedCertificate(certificate.public_bytes(_PEM), _key_pem(key))
+        return builder.sign(self._key, hashes.SHA256())
+
+    def revocation_list(
+        self,
+        number: int,
+        serials: Iterable[int],
+        changes: Iterable[str],
+        now: datetime,
+        life: timedelta,
+    ) -> bytes:
+        """The signed list, in DER; `changes` names a party for each time it was revoked or came
+        back."""
+        counts = sorted(Counter(changes).items())
+        names = ",".join(name if count == 1 else f"{name}:{count}" for name, count in counts)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now)
+            .next_update(now + life)
+            .add_extension(x509.CRLNumber(number), critical=False)
+            .add_extension(
+                x509.UnrecognizedExtension(_CHANGES, names.encode("ascii")), critical=False
+            )
+        )
+        for serial in serials:
+            revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+            builder = builder.add_revoked_certificate(revoked.build())
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(_DER)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """When a certificate was issued, is due for renewal, and expires."""
+
+    issued: datetime
+    expires: datetime
+
+    @classmethod
+    def of(cls, certificate: x509.Certificate) -> "Life":
+        return cls(certificate.not_valid_before_utc + _SKEW, certificate.not_valid_after_utc)
+
+    @property
+    def renewal(self) -> datetime:
+        """After two thirds of it."""
+        return self.issued + (self.expires - self.issued) * 2 / 3
+
+
+def name_after(name: str, changes: int) -> str:
+    """What a party is dialled by after it was revoked and came back, so many changes in all.
+
+    gRPC shows a client no certificate and reads no revocation list, but checks a name: those
+    certificates that were revoked do not carry this one.
+    """
+    return f"after-{changes}.{name}" if changes else name
+
+
+def names_of(certificate: x509.Certificate) -> frozenset[str]:
+    """All names that a certificate is valid for, hosts too."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    except Exception as error:  # whatever a parser makes of hostile bytes
+        raise RefusedCertificate("not a certificate of a silomix authority") from error
+    return frozenset(names.get_values_for_type(x509.DNSName))
+
+
+def check_certificate(
+    content: bytes, authority: bytes, name: str, key: ec.EllipticCurvePublicKey, now: datetime
+) -> x509.Certificate:
+    """The certificate, if it is this authority's for this party and key, and valid now."""
+    certificate = parse_certificate(content)
+    try:
+        certificate.verify_directly_issued_by(parse_certificate(authority))
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise RefusedCertificate("the certificate was made by another authority") from error
+    if (found := common_name(certificate)) != name:
+        raise RefusedCertificate(f"the certificate names {found!r}, not {name!r}")
+    if certificate.public_key() != key:
+        raise RefusedCertificate("the certificate is for another key")
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not start <= now < end:
+        raise RefusedCertificate(
+            f"the certificate is valid from {shown(start)} to {shown(end)}, and here it is "
+            f"{shown(now)}: is this machine's clock right?"
+        )
+    return certificate
+
+
+def request(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A certificate signing request in DER: it shows that whoever asks has the key."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    return builder.sign(key, hashes.SHA256()).public_bytes(_DER)
+
+
+def requested_key(csr: bytes, name: str) -> ec.EllipticCurvePublicKey:
+    """The key that a request of party `name` is for; nothing else of a request is looked at."""
+    try:
+        parsed = x509.load_der_x509_csr(csr)
+        valid = parsed.is_signature_valid
+        key, subject = parsed.public_key(), parsed.subject
+    except Exception as error:  # whatever a parser makes of hostile bytes
+        raise RefusedCertificate("not a certificate signing request") from error
+    if not valid:
+        raise RefusedCertificate("whoever signed the request has not the key that it names")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
+        raise RefusedCertificate("a request must be for a P-256 key")
+    if (found := _common_name(subject)) != name:
+        raise RefusedCertificate(f"the request names {found!r:.80}, not {name!r}")
+    return key
+
+
+def read_list(content: bytes, authority: bytes) -> RevocationList:
+    """The list in these bytes, if this authority signed it."""
+    issuer = parse_certificate(authority)
+    key = issuer.public_key()
+    try:
+        crl = x509.load_der_x509_crl(content)
+        genuine = (
+            isinstance(key, ec.EllipticCurvePublicKey)
+            and crl.issuer == issuer.subject
+            and crl.is_signature_valid(key)
+        )
+        number = crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        names = crl.extensions.get_extension_for_oid(_CHANGES).value
+        issued, expires = crl.last_update_utc, crl.next_update_utc
+        serials = frozenset(entry.serial_number for entry in crl)
+    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+        raise RefusedCertificate("not a revocation list") from error
+    if not genuine:
+        raise RefusedCertificate("the revocation list was signed by somebody else")
+    if expires is None or not isinstance(names, x509.UnrecognizedExtension):
+        raise RefusedCertificate("not a revocation list of a silomix authority")
+    changes = _changes(names.value)
+    barred = frozenset(name for name, count in changes.items() if count % 2)
+    return RevocationList(number, issued, expires, serials, changes, barred)
+
+
+def _changes(content: bytes) -> Counter[str]:
+    found: Counter[str] = Counter()
+    try:
+        for entry in filter(None, content.decode("ascii").split(",")):
+            name, _, count = entry.partition(":")
+            found[name] += int(count or 1)
+    except ValueError as error:
+        raise RefusedCertificate("not a revocation list of a silomix authority") from error
+    return found
+
+
+def parse_certificate(content: bytes) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(content)
+    except ValueError as error:
+        raise RefusedCertificate("not a certificate in PEM") from error
+
+
+def parse_key(content: bytes) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError) as error:
+        raise RefusedCertificate("not an unencrypted private key in PEM") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise RefusedCertificate("not an elliptic-curve key")
+    return key
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def key_der(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(_DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def common_name(certificate: x509.Certificate) -> str:
+    """The party that a certificate names."""
+    return _common_name(certificate.subject)
+
+
+def shown(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _common_name(subject: x509.Name) -> str:
+    found = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if len(found) == 1 else ""
 
 
 def _builder(
-    subject: str, issuer: str, key: ec.EllipticCurvePublicKey, now: datetime, days: int
+    subject: str, issuer: str, key: ec.EllipticCurvePublicKey, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:
-    start = now.astimezone(UTC) - timedelta(minutes=5)  # clocks differ a little
     return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .subject_name(_name(subject))
+        .issuer_name(_name(issuer))
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + timedelta(days=days))
+        .not_valid_before(now.astimezone(UTC) - _SKEW)
+        .not_valid_after(end.astimezone(UTC))
     )
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -109,7 +340,3 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+import nacl.bindings
+import nacl.exceptions
+import nacl.signing
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey
 from silomix_core.study import Mix, Server, Silo, Study
 
+_SIGNING_KEY_BYTES = 32
 _SEED_BYTES, _X25519_BYTES, _MLKEM_PUBLIC_BYTES = 64, 32, 1184
 SEAL_KEY_BYTES = _SEED_BYTES + _X25519_BYTES
 SEAL_PUBLIC_BYTES = _MLKEM_PUBLIC_BYTES + _X25519_BYTES
@@ -37,33 +40,42 @@ class ForgedSignature(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    _key: Ed25519PrivateKey = field(repr=False)
+    _key: nacl.signing.SigningKey = field(repr=False)
 
     @classmethod
     def generate(cls) -> "SigningKey":
-        return cls(Ed25519PrivateKey.generate())
+        return cls(nacl.signing.SigningKey.generate())
+
+    @classmethod
+    def from_raw(cls, raw: bytes) -> "SigningKey":
+        if len(raw) != _SIGNING_KEY_BYTES:
+            raise UnusableKey(f"a private signing key has {_SIGNING_KEY_BYTES} bytes")
+        return cls(nacl.signing.SigningKey(raw))
 
     @classmethod
     def load(cls, path: Path) -> "SigningKey":
-        return cls(Ed25519PrivateKey.from_private_bytes(read_secret(path, 32)))
+        return cls.from_raw(read_secret(path, _SIGNING_KEY_BYTES))
 
     def save(self, path: Path) -> None:
-        write_secret(path, self._key.private_bytes_raw())
+        write_secret(path, self.raw)
+
+    @property
+    def raw(self) -> bytes:
+        return bytes(self._key)
 
     @property
     def public(self) -> bytes:
-        return self._key.public_key().public_bytes_raw()
+        return bytes(self._key.verify_key)
 
     def sign(self, purpose: str, *parts: bytes) -> bytes:
-        return self._key.sign(framed(purpose, *parts))
+        return self._key.sign(framed(purpose, *parts)).signature
 
 
 def verify(public: bytes, signature: bytes, purpose: str, *parts: bytes) -> None:
     """Return if `signature` is `public`'s over exactly these parts for this purpose, else raise."""
     try:
-        key = Ed25519PublicKey.from_public_bytes(public)
-        key.verify(signature, framed(purpose, *parts))
-    except (InvalidSignature, ValueError) as error:
+        nacl.signing.VerifyKey(public).verify(framed(purpose, *parts), signature)
+    except nacl.exceptions.CryptoError as error:
         raise ForgedSignature(f"the signature on this {purpose} is not valid") from error
 
 
@@ -123,10 +135,17 @@ def check_public_keys(study: Study) -> None:
     signers: list[Mix | Server | Silo] = [*study.mixes, study.server, *study.silos]
     for signer in signers:
         with _named(f"the signing key of {signer.name}"):
-            Ed25519PublicKey.from_public_bytes(signer.sign_key)
+            _check_point(signer.sign_key)
     for silo in study.silos:
         with _named(f"the node key of {silo.name}"):
             serialization.load_der_public_key(silo.node_key)
+
+
+def _check_point(sign_key: bytes) -> None:
+    if len(sign_key) != _SIGNING_KEY_BYTES:
+        raise ValueError(f"an Ed25519 key has {_SIGNING_KEY_BYTES} bytes")
+    if not nacl.bindings.crypto_core_ed25519_is_valid_point(sign_key):
+        raise ValueError("no point of prime order on Ed25519's curve")
 
 
 @contextmanager

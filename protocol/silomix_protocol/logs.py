@@ -8,8 +8,20 @@ Never data, updates, noise or keys; never a link from a report to a silo after m
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 _LOGGER = logging.getLogger("silomix")
+
+
+class Hearer(Protocol):
+    """Takes every event beside the log, as it happens and from whichever thread."""
+
+    def __call__(self, name: str, fields: dict[str, object], *, warning: bool) -> None: ...
+
+
+_hearers: list[Hearer] = []
 
 
 def configure(party: str) -> None:
@@ -27,21 +39,41 @@ def configure(party: str) -> None:
     logging._srcfile = None  # nor is the caller: nobody looks for it
 
 
-def event(name: str, **fields: object) -> None:
-    _LOGGER.info("%s", _line(name, fields))
+@contextmanager
+def heard_by(hearer: Hearer) -> Iterator[None]:
+    """As long as this lasts, `hearer` takes every event too."""
+    _hearers.append(hearer)
+    try:
+        yield
+    finally:
+        _hearers.remove(hearer)
 
 
-def warning(name: str, **fields: object) -> None:
-    _LOGGER.warning("%s", _line(name, fields))
+def event(name: str, /, **fields: object) -> None:
+    _LOGGER.info("%s", shown(name, fields))
+    for hearer in _hearers:
+        hearer(name, fields, warning=False)
 
 
-def _line(name: str, fields: dict[str, object]) -> str:
-    return " ".join([name, *(f"{key}={_value(value)}" for key, value in fields.items())])
+def warning(name: str, /, **fields: object) -> None:
+    _LOGGER.warning("%s", shown(name, fields))
+    for hearer in _hearers:
+        hearer(name, fields, warning=True)
+
+
+def shown(name: str, fields: dict[str, object]) -> str:
+    """An event as people read it: one line that a terminal cannot take for anything else."""
+    return " ".join([name, *(f"{printable(key)}={_value(value)}" for key, value in fields.items())])
+
+
+def printable(text: str) -> str:
+    """What others said, fit for a terminal: nothing in it is obeyed, nothing begins a line."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _value(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else " " for char in text)
+    text = printable(f"{value:.6g}" if isinstance(value, float) else str(value))
     text = text.replace('"', "'")
     return f'"{text}"' if " " in text else text

@@ -6,7 +6,7 @@ Each is made by one function and checked by another, against keys that the study
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
-from silomix_core.study import Mix, Study
+from silomix_core.study import Mix, Silo, Study
 from silomix_proto import channel_pb2, mix_pb2, round_pb2
 
 from silomix_protocol.descriptor import Descriptor, RoundDigest
@@ -148,6 +148,22 @@ def check_confirmation(
     silo = study.silos[confirmation.silo]
     verify(silo.sign_key, confirmation.signature, "confirmation", digest, list_hash)
     return silo.name
+
+
+# Requests for tokens ------------------------------------------------------------------------------
+
+
+def sign_token_request(
+    first_round: int, blinded: Sequence[bytes], study: Study, key: SigningKey
+) -> channel_pb2.TokenRequest:
+    """A silo's own request: whoever has its certificate alone gets none of its tokens."""
+    signature = key.sign("tokens", study.identity, number(first_round), *blinded)
+    return channel_pb2.TokenRequest(first_round=first_round, blinded=blinded, signature=signature)
+
+
+def check_token_request(request: channel_pb2.TokenRequest, study: Study, silo: Silo) -> None:
+    parts = number(request.first_round), *request.blinded
+    verify(silo.sign_key, request.signature, "tokens", study.identity, *parts)
 
 
 # Abandonments: nothing was forwarded, nothing will be ---------------------------------------------

@@ -4,6 +4,8 @@ A connection is to a *party*, not to a host: the certificate must carry the part
 address it was reached at.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +13,21 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from silomix_protocol.keys import UnusableKey, read_secret
+from silomix_protocol.certificate_files import CertificateFiles, CertifiedKey
+from silomix_protocol.keys import UnusableKey
+from silomix_protocol.live_channel import LiveChannel
+from silomix_protocol.revocation import Guard, Revocations
+from silomix_protocol.revocation import UnknownPeer as UnknownPeer
+from silomix_protocol.route import DIRECT, Route
+from silomix_protocol.version import user_agent
 
 if TYPE_CHECKING:
     ServerContext = grpc.aio.ServicerContext[Any, Any]
 else:
     ServerContext = grpc.aio.ServicerContext
 
+AUTHORITY = "authority"  # the name in the authority's own certificate, which no party can have
+ENROLMENT = "enrolment.toml"  # in a party's folder: where its authority is
 CHUNK_BYTES = 2**20  # of a batch or a query
 SUBMIT_BYTES = 2**18  # of a report on its way to the first mix, which has many of them at once
 _OPTIONS = [
@@ -26,7 +36,6 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_http_proxy", 0),
 ]
 _SERVER_OPTIONS = [
     *_OPTIONS,
@@ -48,58 +57,139 @@ class CannotListen(OSError):
     """The address to listen on is taken or not this machine's."""
 
 
-class UnknownPeer(PermissionError):
-    """The caller's certificate does not name a party that may make this call."""
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A party's own certificate and the authority that it shares with the others."""
+    """A party's own certificate and the authority that it shares with the others.
+
+    One that was loaded from a folder follows what happens there: a new certificate is shown from
+    the next connection on, and whoever is on the list of the revoked is neither heard nor called.
+    """
 
     name: str
     authority: bytes
     certificate: bytes
     _key: bytes = field(repr=False)
+    _files: CertificateFiles | None = field(default=None, repr=False, compare=False)
+    revocations: Revocations | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def load(cls, name: str, folder: Path) -> "Identity":
-        """From ca.crt, tls.crt and tls.key in a party's folder."""
-        return cls(
-            name=name,
-            authority=_read(folder / "ca.crt"),
-            certificate=_read(folder / "tls.crt"),
-            _key=read_secret(folder / "tls.key"),
+        """From ca.crt, tls.crt and tls.key in a party's folder; revoked.crl if it enrolled."""
+        authority, files = _read(folder / "ca.crt"), CertificateFiles(folder)
+        own = files.load()
+        enrolled = (folder / ENROLMENT).exists()
+        revocations = Revocations(folder, authority) if enrolled else None
+        return cls(name, authority, own.certificate, own.key, files, revocations)
+
+    @property
+    def shown(self) -> bytes:
+        """The certificate that this party shows now."""
+        return self._now().certificate
+
+    def channel(self, party: str, address: str, route: Route = DIRECT) -> grpc.aio.Channel:
+        """A channel to `party` at `address`, which must prove that it is `party`."""
+        if self._files is None:
+            return self._dial(party, address, route)
+
+        def refusal() -> str | None:
+            barred = self.revocations is not None and self.revocations.bars(party)
+            return f"the authority revoked {party}" if barred else None
+
+        def name() -> str:
+            return party if self.revocations is None else self.revocations.dialled(party)
+
+        files = self._files
+        return LiveChannel(
+            lambda: self._dial(name(), address, route), lambda: (files.version, name()), refusal
         )
 
-    def channel(self, party: str, address: str) -> grpc.aio.Channel:
-        """A channel to `party` at `address`, which must prove that it is `party`."""
-        credentials = grpc.ssl_channel_credentials(self.authority, self._key, self.certificate)
+    def _dial(self, name: str, address: str, route: Route) -> grpc.aio.Channel:
+        own = self._now()
+        authorities = self.authority + b"\n" + route.authorities
+        credentials = grpc.ssl_channel_credentials(authorities, own.key, own.certificate)
         options = [
             *_OPTIONS,
-            ("grpc.ssl_target_name_override", party),
+            *_through(route),
+            ("grpc.primary_user_agent", user_agent()),
+            ("grpc.ssl_target_name_override", name),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 5_000),  # also how long a connection may take
             ("grpc.max_reconnect_backoff_ms", 2_000),
         ]
         return grpc.aio.secure_channel(address, credentials, options=options)
 
-    def server(self, address: str, *, many_senders: bool = False) -> grpc.aio.Server:
+    def server(
+        self, address: str, *, many_senders: bool = False, inspected: str | None = None
+    ) -> grpc.aio.Server:
         """A server at `address` that only parties with a certificate can talk to.
 
-        With `many_senders` of large messages at once, each gets little memory.
+        With `many_senders` of large messages at once, each gets little memory.  At `inspected`,
+        if given, it asks for no certificate: callers there introduce themselves (introduction.py).
         """
-        credentials = grpc.ssl_server_credentials(
-            [(self._key, self.certificate)], self.authority, require_client_auth=True
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=True
         )
         server = grpc.aio.server(
+            interceptors=[Guard(self.revocations)] if self.revocations is not None else [],
             options=[*_SERVER_OPTIONS, *(_SMALL_WINDOWS if many_senders else [])],
             compression=grpc.Compression.NoCompression,
         )
-        try:
-            server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise CannotListen(f"cannot listen on {address}: is it in use?") from error
+        listening(server, address, credentials)
+        if inspected is not None:  # gRPC asks for a certificate always or never: two addresses
+            open_to_all = grpc.dynamic_ssl_server_credentials(
+                self._configuration(), self._configuration, require_client_authentication=False
+            )
+            listening(server, inspected, open_to_all)
         return server
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        """What gRPC asks for before every handshake."""
+        own = self._now()
+        return grpc.ssl_server_certificate_configuration(
+            [(own.key, own.certificate)], self.authority
+        )
+
+    def _now(self) -> CertifiedKey:
+        """The certificate in the folder; the one that was loaded if there is none to be had."""
+        if self._files is not None:
+            with suppress(UnusableKey):
+                return self._files.load()
+        return CertifiedKey(self.certificate, self._key)
+
+
+def listening(
+    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials
+) -> grpc.aio.Server:
+    try:
+        server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise CannotListen(f"cannot listen on {address}: is it in use?") from error
+    return server
+
+
+def authority_server(
+    address: str, configuration: Callable[[], grpc.ServerCertificateConfiguration]
+) -> grpc.aio.Server:
+    """The authority's server: callers have no certificate yet, or show themselves by signatures."""
+    credentials = grpc.dynamic_ssl_server_credentials(
+        configuration(), configuration, require_client_authentication=False
+    )
+    server = grpc.aio.server(options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression)
+    return listening(server, address, credentials)
+
+
+def authority_channel(address: str, authority: bytes, route: Route = DIRECT) -> grpc.aio.Channel:
+    """A channel to the authority at `address`, for whoever has its certificate."""
+    credentials = grpc.ssl_channel_credentials(authority + b"\n" + route.authorities)
+    options = [*_OPTIONS, *_through(route), ("grpc.ssl_target_name_override", AUTHORITY)]
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def _through(route: Route) -> list[tuple[str, str | int]]:
+    """Channel options: the proxy, or that none is used whatever the environment says."""
+    if route.proxy is None:
+        return [("grpc.enable_http_proxy", 0)]
+    return [("grpc.http_proxy", route.proxy.url)]
 
 
 def _read(path: Path) -> bytes:
@@ -111,7 +201,13 @@ def _read(path: Path) -> bytes:
 
 def peer_name(context: ServerContext) -> str:
     """The party that the caller's certificate names."""
-    names = list(context.auth_context().get("x509_common_name", []))
-    if len(names) != 1:
+    name = certified_name(context)
+    if name is None:
         raise UnknownPeer("the certificate names no party")
-    return names[0].decode("utf-8")
+    return name
+
+
+def certified_name(context: ServerContext) -> str | None:
+    """The party that the caller's certificate names; None if it has none, or one without a name."""
+    names = list(context.auth_context().get("x509_common_name", []))
+    return names[0].decode("utf-8") if len(names) == 1 else None

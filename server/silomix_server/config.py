@@ -9,6 +9,8 @@
     lease_deadline_s = 3600.0
     wait_for_silos_s = 60.0
     holdout = "holdout.csv"              # optional, public data to show progress on
+    inspected_listen = "0.0.0.0:9095"    # optional: the round channel for silos behind a proxy
+                                         # that looks into TLS (docs/network.md)
 
 Relative paths start at the file's folder, which also holds ca.crt, tls.crt, tls.key, sign.key
 and, in state/, everything that the server keeps.
@@ -39,6 +41,7 @@ class ServerConfig:
     lease_deadline_s: float
     wait_for_silos_s: float
     holdout: Path | None
+    inspected_listen: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -88,6 +91,7 @@ def _config(table: Table, path: Path) -> ServerConfig:
     if lease_rounds < 1 or lease_deadline_s <= 0 or wait_for_silos_s <= 0:
         raise InvalidField("lease_rounds, lease_deadline_s and wait_for_silos_s must be above 0")
     holdout = path.parent / table.text("holdout") if table.has("holdout") else None
+    inspected = table.address("inspected_listen") if table.has("inspected_listen") else None
     table.finish()
     return ServerConfig(
         name=name,
@@ -100,6 +104,7 @@ def _config(table: Table, path: Path) -> ServerConfig:
         lease_deadline_s=lease_deadline_s,
         wait_for_silos_s=wait_for_silos_s,
         holdout=holdout,
+        inspected_listen=inspected,
     )
 
 

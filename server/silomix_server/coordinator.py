@@ -4,15 +4,18 @@ Asks the algorithm for a query, plays a round about it with mixes and silos, giv
 came back to the algorithm.
 """
 
+import asyncio
 import time
 
 from flwr.serverapp import Grid
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.algorithms.seam import Aggregate, Query
-from silomix_core.private_evaluation import Result, study_steps
+from silomix_core.private_evaluation import Result, measure_of, study_steps
 from silomix_proto import channel_pb2_grpc, round_pb2
 from silomix_protocol import logs
+from silomix_protocol.introduction import Door
 from silomix_protocol.keys import SigningKey, check_public_keys
+from silomix_protocol.renewal import Keeper
 from silomix_protocol.tls import Identity
 
 from silomix_server.chain import MixChain
@@ -35,9 +38,11 @@ _VOID_LIMIT = 3  # void rounds in a row: they cost the silos budget and bring no
 async def run_study(config: ServerConfig, grid: Grid) -> None:
     """Run, or go on with, the configured study; leaves the model in the state folder."""
     coordinator = Coordinator(config, grid)
+    keeping = asyncio.create_task(Keeper(config.folder).keep())
     try:
         result = await coordinator.run()
     finally:
+        keeping.cancel()
         await coordinator.close()
     study = config.study
     if result.evaluation is not None:
@@ -60,8 +65,10 @@ class Coordinator:
         self._tokens = TokenDesk(study, state) if study.batching.tokens else None
         self._chain = MixChain(study, identity, state)
         reader = FrameReader(study, self._tokens, ComplaintBox(study, state))
-        self._channel = RoundChannel(study, reader)
-        office = LeaseOffice(study, grid)
+        introduced = (study,) if config.inspected_listen else ()
+        door = Door(config.name, identity.authority, introduced)
+        self._channel = RoundChannel(study, reader, door, sign_key)
+        office = LeaseOffice(study, grid, identity.revocations)
         self._membership = Membership(config, office, self._channel, self._chain, self._tokens)
         self._rounds = Rounds(
             study,
@@ -74,7 +81,7 @@ class Coordinator:
             self._tokens,
         )
         self._holdout = Holdout(study.task, config.holdout) if config.holdout else None
-        self._server = identity.server(config.channel_listen)
+        self._server = identity.server(config.channel_listen, inspected=config.inspected_listen)
         channel_pb2_grpc.add_RoundChannelServicer_to_server(self._channel, self._server)
         self._void_in_a_row = 0
         self._void: list[int] = []  # rounds whose reports were not used
@@ -83,7 +90,8 @@ class Coordinator:
         await self._server.start()
         logs.event("study_started", study=self._study.short_id, rounds=self._study.rounds)
         plan = self._study.algorithm_plan(self._mechanism)
-        steps = study_steps(algorithm(self._study.algorithm), plan, self._mechanism)
+        measure = measure_of(self._study.task)
+        steps = study_steps(algorithm(self._study.algorithm), plan, self._mechanism, measure)
         query = next(steps)
         past = self._journal.rounds()
         number = len(past)
@@ -106,7 +114,7 @@ class Coordinator:
     def _show(self, result: Result) -> None:
         found = result.evaluation
         if found is not None:
-            error, spread = round(found.error, 5), round(found.standard_error, 5)
+            error, spread = f"{found.error:.5g}", f"{found.standard_error:.5g}"
             logs.event("model_evaluated", error=error, standard_error=spread)
         elif self._study.held_out:
             logs.warning("model_not_evaluated", reason="the round that asks for it was void")

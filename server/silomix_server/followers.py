@@ -24,6 +24,7 @@ class Follower:
     silo: str
     events: Queue = field(default_factory=asyncio.Queue)
     may_ask_tokens: bool = False
+    may_ask_echo: bool = False  # once for every round that it is asked
     supplied: bool = False  # it has been answered about the tokens of the current stretch
     without_token: frozenset[int] = frozenset()  # rounds whose token it was refused
     answered: set[RoundDigest] = field(default_factory=set)
@@ -36,6 +37,7 @@ class Follower:
     def tell(self, events: Iterable[Event]) -> None:
         for event in (*self.unhurried, *events):
             self.events.put_nowait(event)
+            self.may_ask_echo = self.may_ask_echo or event.HasField("opened")
         self.unhurried.clear()
 
     async def next_event(self, listening: "asyncio.Task[None]") -> Event | None:

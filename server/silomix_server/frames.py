@@ -1,7 +1,8 @@
 """What silos say on the round channel, and how much of it is listened to.
 
 Tokens once for every stretch, one answer and one inspection for every round in view (the current
-one and the last).  Anything else is an `UnwelcomeFrame`; the channel puts up with a few of them.
+one and the two before it), one echo for every round that it was asked.  Anything else is an
+`UnwelcomeFrame`; the channel puts up with a few of them.
 """
 
 import asyncio
@@ -10,11 +11,15 @@ from dataclasses import dataclass
 from silomix_core.study import Study
 from silomix_proto import channel_pb2
 from silomix_protocol.descriptor import RoundDigest
+from silomix_protocol.keys import ForgedSignature
+from silomix_protocol.statements import check_token_request
 
 from silomix_server.complaint_box import ComplaintBox
 from silomix_server.errors import UnwelcomeFrame
 from silomix_server.followers import AskedRound, Event, Follower
 from silomix_server.token_desk import TokenDesk, check_request
+
+_LONGEST_ECHO = 16
 
 
 @dataclass(slots=True)
@@ -24,6 +29,7 @@ class View:
     stretch: channel_pb2.StretchOpened | None = None
     current: AskedRound | None = None
     last: AskedRound | None = None
+    earlier: AskedRound | None = None  # who heard late of its list may still complain
 
     @property
     def rounds(self) -> range:
@@ -35,7 +41,7 @@ class View:
 
     def asked(self, digest: bytes, silo: str) -> AskedRound:
         """The round in view with this D, if it asked the silo."""
-        for each in (self.current, self.last):
+        for each in (self.current, self.last, self.earlier):
             if each is not None and each.descriptor.digest == digest:
                 if silo in each.descriptor.silos:
                     return each
@@ -70,6 +76,8 @@ class FrameReader:
             self._take_answer(frame.answer, follower, view)
         elif kind == "inspect":
             self._show(RoundDigest(frame.inspect), follower, view)
+        elif kind == "echo":
+            self._echo(frame.echo, follower)
         else:
             raise UnwelcomeFrame("an unknown message")
 
@@ -80,6 +88,12 @@ class FrameReader:
             raise UnwelcomeFrame("a request for tokens where none are due")
         stretch, rounds = view.stretch, view.rounds
         check_request(request, rounds)
+        silo = self._study.silo(follower.silo)
+        try:
+            if silo is not None:
+                check_token_request(request, self._study, silo)
+        except ForgedSignature as error:
+            raise UnwelcomeFrame(str(error)) from error
         follower.may_ask_tokens = False
         reply = await asyncio.to_thread(self._tokens.issue, follower.silo, request)
         follower.tell([Event(tokens=reply)])
@@ -113,3 +127,10 @@ class FrameReader:
             raise UnwelcomeFrame("a second inspection of one round")
         follower.inspected.add(digest)
         follower.tell(asked.passages())
+
+    def _echo(self, asked: bytes, follower: Follower) -> None:
+        """Send a silo's bytes back: what it hears before them is older than its question."""
+        if not follower.may_ask_echo or len(asked) > _LONGEST_ECHO:
+            raise UnwelcomeFrame("an echo that is not due")
+        follower.may_ask_echo = False
+        follower.tell([Event(echo=asked)])

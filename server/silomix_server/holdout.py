@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from silomix_core.cells import BadCell, number, parser
 from silomix_core.evaluation import PublicRecords
 from silomix_core.task import Task
 
@@ -22,19 +23,33 @@ class Holdout:
 
 
 def _read(task: Task, path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """A CSV file with one row for each person, however silos' rows are combined."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [
-                [float(row[name] or "nan") for name in (*task.columns, task.label)]
-                for row in csv.DictReader(file)
+                _values(task, row, f"{path}: row {number}")
+                for number, row in enumerate(csv.DictReader(file), start=2)
             ]
     except OSError as error:
         raise InvalidConfig(f"{path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidConfig(f"{path}: not a table of the study's columns: {error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidConfig(f"{path}: not a CSV file: {error}") from error
     if not rows:
         raise InvalidConfig(f"{path}: no rows")
     table = np.array(rows)
     if not task.are_labels(table[:, -1]).all():
         raise InvalidConfig(f"{path}: a label must be {task.label_rule}")
     return table[:, :-1], table[:, -1]
+
+
+def _values(task: Task, row: dict[str, str], where: str) -> list[float]:
+    missing = next((name for name in (*task.columns, task.label) if name not in row), None)
+    if missing is not None:
+        raise InvalidConfig(f"{where}: no column {missing!r}")
+    try:
+        values = [
+            parser(feature)(row[name]) for feature in task.features for name in feature.columns
+        ]
+        return [*values, number(row[task.label])]
+    except BadCell as error:
+        raise InvalidConfig(f"{where}: {error}") from error

@@ -1,9 +1,11 @@
 """Leases over Flower: one message to every node, one reply from each when it is over."""
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -11,10 +13,12 @@ from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.superlink.grid import http_grid
 from silomix_core.study import Study
 from silomix_protocol import logs
+from silomix_protocol.revocation import Revocations
 
 RECORD = "lease"
 _POLL_S = 0.15
 _HALF_SENT_S = 2.0
+_ENDING, _COUNT = re.compile("[a-z-]{1,32}"), re.compile("[0-9]{1,9}")
 
 # Flower would wait two hours for a reply whose sender broke off before all of it was there.
 vars(http_grid)["pull_objects"] = partial(
@@ -25,16 +29,20 @@ vars(http_grid)["pull_objects"] = partial(
 @dataclass(frozen=True, slots=True)
 class Lease:
     identity: str
-    silos: frozenset[str]
-    message_ids: tuple[str, ...]
+    sent_to: dict[str, str]  # silo of each message
+
+    @property
+    def silos(self) -> frozenset[str]:
+        return frozenset(self.sent_to.values())
 
 
 class LeaseOffice:
     """Sends leases through Flower's grid and takes the replies."""
 
-    def __init__(self, study: Study, grid: Grid) -> None:
+    def __init__(self, study: Study, grid: Grid, revocations: Revocations | None = None) -> None:
         self._study = study
         self._grid = grid
+        self._revocations = revocations
 
     async def wait_for_nodes(self, wanted: int, minimum: int, timeout_s: float) -> dict[str, int]:
         """Node ids of the silos that are online: all `wanted`, or those there when time is up."""
@@ -55,20 +63,24 @@ class LeaseOffice:
     async def replies(self, lease: Lease, wanted: int, timeout_s: float) -> list[dict[str, str]]:
         """What the silos said when the lease was over: at least `wanted`, or until time is up."""
         end = time.monotonic() + timeout_s
-        waiting = set(lease.message_ids)
+        waiting = set(lease.sent_to)
         replies: list[dict[str, str]] = []
         while waiting and len(replies) < wanted and time.monotonic() < end:
             for message in await asyncio.to_thread(self._grid.pull_messages, list(waiting)):
-                waiting.discard(message.metadata.reply_to_message_id)
-                if message.has_content() and RECORD in message.content:
-                    record = message.content[RECORD]
-                    replies.append({key: str(value) for key, value in record.items()})
+                asked = message.metadata.reply_to_message_id
+                waiting.discard(asked)
+                if asked in lease.sent_to and message.has_content() and RECORD in message.content:
+                    replies.append(_reply(lease.sent_to[asked], message.content[RECORD]))
             if waiting and len(replies) < wanted:
                 await asyncio.sleep(_POLL_S)
         return replies
 
+    def bars(self, name: str) -> bool:
+        """A revoked silo is still a node for Flower, which knows nodes by keys of their own."""
+        return self._revocations is not None and self._revocations.bars(name)
+
     def _online(self) -> dict[str, int]:
-        roster = {silo.name for silo in self._study.silos}
+        roster = {silo.name for silo in self._study.silos if not self.bars(silo.name)}
         return {node.name: node.node_id for node in self._grid.get_nodes() if node.name in roster}
 
     def _push(self, identity: str, nodes: dict[str, int], deadline_s: float) -> Lease:
@@ -87,4 +99,14 @@ class LeaseOffice:
             for node_id in nodes.values()
         ]
         ids = self._grid.push_messages(messages)
-        return Lease(identity, frozenset(nodes), tuple(ids))
+        return Lease(identity, dict(zip(ids, nodes, strict=True)))
+
+
+def _reply(silo: str, record: Any) -> dict[str, str]:
+    """What a silo may say: how its lease ended and how much it answered.  Who it is we know."""
+    ending, answered = str(record.get("ending", "")), str(record.get("answered", ""))
+    return {
+        "silo": silo,
+        "ending": ending if _ENDING.fullmatch(ending) else "unknown",
+        "answered": answered if _COUNT.fullmatch(answered) else "unknown",
+    }

@@ -100,7 +100,8 @@ class Membership:
     async def _next_lease(self, round_number: int, first: int) -> None:
         await self.close("the lease is used up")
         config, minimum = self._config, self._study.batching.minimum
-        wanted = len(self._study.silos) - len(self._gone)
+        members = {silo.name for silo in self._study.silos if not self._office.bars(silo.name)}
+        wanted = len(members - self._gone)
         nodes = await self._office.wait_for_nodes(wanted, minimum, config.wait_for_silos_s)
         if len(nodes) < minimum:
             raise StudyFailed(
@@ -118,7 +119,8 @@ class Membership:
         self._lease = await self._office.offer(identity, nodes, config.lease_deadline_s)
         self._lease_ends = time.monotonic() + _RENEW * config.lease_deadline_s
         logs.event("lease_offered", lease=identity, silos=len(nodes), rounds=self._lease_left)
-        await self._channel.wait_for(frozenset(nodes) - self._gone, round_number, _FOLLOW_S)
+        expected = frozenset(name for name in nodes if not self._office.bars(name)) - self._gone
+        await self._channel.wait_for(expected, round_number, _FOLLOW_S)
 
     async def _next_stretch(self, round_number: int, first: int) -> None:
         """Keys from `first` on, as far as lease and study go; everybody hears of it."""
@@ -151,12 +153,14 @@ class Membership:
         if self._lease is None:
             return ""
         replies = await self._office.replies(self._lease, len(self._lease.silos), 1.0)
-        refused = sorted(reply["silo"] for reply in replies if reply.get("ending") == "refused")
+        refused = _ended(replies, "refused")
+        closed = _ended(replies, "outside-hours")
+        said = f"outside the hours of their policies: {', '.join(closed)}; " if closed else ""
         if not refused:
-            return ""
+            return said
         return (
-            f"{', '.join(refused)} refused: is study {self._study.short_id} the one that they "
-            "approved (silomix study show)? Then "
+            f"{said}{', '.join(refused)} refused: is study {self._study.short_id} the one that "
+            "they approved (silomix study show), and does their policy allow it? Then "
         )
 
     async def close(self, reason: str) -> None:
@@ -170,6 +174,11 @@ class Membership:
         for reply in replies:
             logs.event("lease_reply", **reply)
         self._lease = None
+
+
+def _ended(replies: list[dict[str, str]], ending: str) -> list[str]:
+    """The silos whose lease ended so."""
+    return sorted(reply["silo"] for reply in replies if reply.get("ending") == ending)
 
 
 def not_asked(failure: ServerError) -> StudyFailed:

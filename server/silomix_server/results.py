@@ -53,7 +53,7 @@ def save_model(state: Path, study: Study, model: NDArray[np.float64]) -> None:
     np.savez(
         state / MODEL,
         weights=model,
-        columns=np.array([*study.task.columns, "(bias)"]),
+        columns=np.array([*study.task.coordinates, "(bias)"]),
         study=np.array(study.identity.hex()),
     )
 

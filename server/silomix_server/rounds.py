@@ -27,6 +27,7 @@ from silomix_server.membership import Membership, not_asked
 from silomix_server.opening import Opened, Opening
 from silomix_server.token_desk import TokenDesk
 
+_FEW_CONFIRM_S = 0.25  # then the silos that were not asked to confirm are asked too
 _ATTEMPTS = 3  # of one round, unless the coordinator is started again
 
 
@@ -176,9 +177,10 @@ class Rounds:
     async def _finish(self, course: _Course, attempt: _Attempt, batch: Batch) -> Outcome:
         """Take off our own layer while the gate is still closed, then open the rest and sum."""
         opening = Opening(attempt.descriptor, attempt.server_key, self._mechanism, self._tokens)
+        gate = await self._commit(attempt, batch)
         unwrapping = asyncio.create_task(asyncio.to_thread(opening.unwrap, batch.reports))
         try:
-            released = await self._released(attempt, batch)
+            released = await self._released(attempt, gate)
         except BaseException:
             opening.give_up()
             await asyncio.wait([unwrapping])  # its thread reads a file that is about to be closed
@@ -189,14 +191,21 @@ class Rounds:
             opened = await asyncio.to_thread(opening.add_up, batch.reports, released)
         return self._outcome(course, batch, opened)
 
-    async def _released(self, attempt: _Attempt, batch: Batch) -> tuple[SealKey, ...] | None:
-        """Publish the list that all mixes stand by, wait for the gate; None if it stays closed."""
+    async def _commit(self, attempt: _Attempt, batch: Batch) -> Gate | None:
+        """Publish the list that all mixes stand by; its gate, if the study has one."""
         descriptor = attempt.descriptor
         gate = Gate(self._study, descriptor, batch.output) if self._study.batching.gate else None
         committed = await self._chain.commit(descriptor, batch)
         self._channel.commit(committed, batch.chain, gate)
+        return gate
+
+    async def _released(self, attempt: _Attempt, gate: Gate | None) -> tuple[SealKey, ...] | None:
+        """The release keys, once the gate opens; None if it stays closed."""
+        descriptor = attempt.descriptor
         if gate is None:
             return ()
+        if not await gate.opens(_FEW_CONFIRM_S):
+            self._channel.hurry()
         if not await gate.opens(self._study.batching.deadline_s):
             confirmed = len(gate.confirmations)
             logs.warning("gate_closed", **_place(descriptor), confirmed=confirmed)

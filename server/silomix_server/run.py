@@ -1,5 +1,6 @@
 """`silomix server run`: starts the SuperLink and the coordinator, runs one study, ends both."""
 
+import asyncio
 import secrets
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from silomix_protocol import logs
 from silomix_protocol.keys import SigningKey, write_secret
+from silomix_protocol.renewal import Keeper
 from silomix_protocol.tls import Identity
 
 from silomix_server.children import end, spawn
@@ -44,9 +46,11 @@ def run(config: ServerConfig) -> None:
 
 def _check_before_start(config: ServerConfig) -> None:
     """Find now what would otherwise end a child process later."""
+    asyncio.run(Keeper(config.folder).look())  # it may have been switched off for long
     Identity.load(config.name, config.folder)
     SigningKey.load(config.folder / "sign.key")
-    for address in (config.fleet_listen, config.channel_listen, config.control_listen):
+    addresses = [config.fleet_listen, config.channel_listen, config.control_listen]
+    for address in filter(None, [*addresses, config.inspected_listen]):
         host, port = split_address(address)
         try:
             with socket.create_server((host, port)):

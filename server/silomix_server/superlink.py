@@ -28,6 +28,7 @@ from flwr.superlink.cli.flower_superlink import (
 )
 from flwr.superlink.main import create_app
 from silomix_protocol import logs
+from silomix_protocol.certificate_files import CERTIFICATE, KEY, CertificateFiles
 from silomix_protocol.keys import read_secret
 
 from silomix_server.children import end_with_parent
@@ -37,6 +38,7 @@ _FLEET = "/v1/fleet/"
 _CONTROL = "/v1/control/"
 _LARGEST_BODY = 2**20  # a silo's largest Flower message is a lease's reply
 _CONNECTIONS = 1000
+_LOOK_S = 1.0  # between two looks whether the certificate was renewed
 _IDLE_S = 75  # clients close idle connections after 5: never under a request that is on its way
 
 Scope = MutableMapping[str, Any]
@@ -140,28 +142,52 @@ async def _serve(config: ServerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     logs.event("superlink_starting", fleet=config.fleet_listen, control=config.control_listen)
+    following = asyncio.create_task(_follow_certificate(config, (inner, outer)))
     try:
         await asyncio.gather(inner.serve(), outer.serve())
     finally:
+        following.cancel()
         stop()
+
+
+async def _follow_certificate(config: ServerConfig, listeners: tuple[_Listener, ...]) -> None:
+    """Show a renewed certificate from the next connection on; those that are open stay as they are.
+
+    An SSL context may be given another certificate while it is in use.
+    """
+    files = CertificateFiles(config.folder)
+    version = files.version
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if files.version == version:
+            continue
+        if not files.settled:  # the key follows its certificate by a moment
+            continue
+        version = files.version
+        for listener in listeners:
+            if listener.config.ssl is not None:
+                listener.config.ssl.load_cert_chain(
+                    config.folder / CERTIFICATE, config.folder / KEY
+                )
+        logs.event("certificate_loaded")
 
 
 def _listener(config: ServerConfig, app: Any, address: str, lifespan: Any) -> _Listener:
     host, port = split_address(address)
-    return _Listener(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            lifespan=lifespan,
-            access_log=False,
-            log_level="warning",
-            limit_concurrency=_CONNECTIONS,
-            timeout_keep_alive=_IDLE_S,
-            ssl_certfile=config.folder / "tls.crt",
-            ssl_keyfile=config.folder / "tls.key",
-        )
+    listening = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        lifespan=lifespan,
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=_IDLE_S,
+        ssl_certfile=config.folder / CERTIFICATE,
+        ssl_keyfile=config.folder / KEY,
     )
+    listening.load()  # makes its SSL context
+    return _Listener(listening)
 
 
 def _arguments(config: ServerConfig) -> list[str]:

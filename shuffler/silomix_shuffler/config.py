@@ -5,6 +5,8 @@
     studies = ["study.toml"]            # the studies that this mix's operator agreed to serve
     metrics_listen = "127.0.0.1:9201"   # optional: /metrics for Prometheus and /health
     grace_s = 2.0                       # how long a silo whose connection broke may take to return
+    inspected_listen = "0.0.0.0:9102"   # optional, first mix: for silos behind a proxy that looks
+                                        # into TLS (docs/network.md)
 
     [limits]                            # optional, as is every key of it
     open_rounds = 4                     # of one study at once
@@ -49,6 +51,7 @@ class MixConfig:
     grace_s: float
     metrics_listen: str | None = None
     limits: Limits = Limits()
+    inspected_listen: str | None = None
 
     @property
     def state(self) -> Path:
@@ -62,6 +65,7 @@ def load(path: Path) -> MixConfig:
         files = table.texts("studies")
         grace_s = table.number("grace_s", 2.0)
         metrics_listen = table.address("metrics_listen") if table.has("metrics_listen") else None
+        inspected = table.address("inspected_listen") if table.has("inspected_listen") else None
         limits = _limits(table.table("limits")) if table.has("limits") else Limits()
         table.finish()
         if grace_s < 0:
@@ -69,7 +73,7 @@ def load(path: Path) -> MixConfig:
         if not files:
             raise InvalidField("studies: name at least one study file")
     studies = tuple(_study(path.parent / file, name) for file in files)
-    return MixConfig(name, path.parent, listen, studies, grace_s, metrics_listen, limits)
+    return MixConfig(name, path.parent, listen, studies, grace_s, metrics_listen, limits, inspected)
 
 
 def _limits(table: Table) -> Limits:

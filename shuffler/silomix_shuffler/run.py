@@ -11,7 +11,9 @@ from contextlib import suppress
 import uvloop
 from silomix_proto import mix_pb2_grpc
 from silomix_protocol import logs
+from silomix_protocol.introduction import Door
 from silomix_protocol.keys import SigningKey, check_public_keys
+from silomix_protocol.renewal import Keeper
 from silomix_protocol.tls import Identity
 
 from silomix_shuffler.config import InvalidConfig, MixConfig
@@ -45,6 +47,8 @@ def rotate(config: MixConfig) -> int:
 
 
 async def _serve(config: MixConfig) -> None:
+    keeper = Keeper(config.folder)
+    await keeper.look()  # it may have been switched off for long
     identity = Identity.load(config.name, config.folder)
     sign_key = SigningKey.load(config.folder / "sign.key")
     _check_keys(config, sign_key)
@@ -55,8 +59,12 @@ async def _serve(config: MixConfig) -> None:
         identity, config.studies, sign_key, Disk(store), metrics, config.limits, config.grace_s
     )
     is_first = any(place(study, config.name) == 0 for study in config.studies)
-    server = identity.server(config.listen, many_senders=is_first)
-    service = MixService(rounds, sign_key, metrics)
+    server = identity.server(
+        config.listen, many_senders=is_first, inspected=config.inspected_listen
+    )
+    introduced = config.studies if config.inspected_listen else ()
+    door = Door(config.name, identity.authority, introduced)
+    service = MixService(rounds, sign_key, metrics, door)
     mix_pb2_grpc.add_MixServicer_to_server(service, server)
     watch = None
     if config.metrics_listen is not None:
@@ -70,7 +78,9 @@ async def _serve(config: MixConfig) -> None:
     if watch is not None:
         watch.start()
     logs.event("mix_ready", listen=config.listen, studies=len(config.studies))
+    keeping = asyncio.create_task(keeper.keep())
     await stop.wait()
+    keeping.cancel()
     service.stopping = True  # streams that are open would otherwise be listened to a little longer
     await server.stop(_GRACE_S)
     if watch is not None:

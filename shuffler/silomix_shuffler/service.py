@@ -14,14 +14,16 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 from silomix_core.study import Study
-from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
+from silomix_proto import introduction_pb2, mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol import logs
 from silomix_protocol.batches import BrokenBatch, chain_wait_s, digest_of, frames, incoming
 from silomix_protocol.descriptor import MOST_ATTEMPTS, RefusedDescriptor, RoundDigest, study_of
+from silomix_protocol.introduction import Door, welcome
 from silomix_protocol.keys import ForgedSignature, SigningKey, verify
 from silomix_protocol.roundkeys import LONGEST_STRETCH
 from silomix_protocol.statements import BrokenChain, sign_receipt
 from silomix_protocol.tls import ServerContext, UnknownPeer, peer_name
+from silomix_protocol.version import WrongVersion
 
 from silomix_shuffler.batch import State
 from silomix_shuffler.errors import (
@@ -52,6 +54,7 @@ _KINDS: dict[type[Exception], tuple[grpc.StatusCode, str]] = {
     WrongLength: (grpc.StatusCode.INVALID_ARGUMENT, "wrong_length"),
     WrongSender: (grpc.StatusCode.PERMISSION_DENIED, "wrong_sender"),
     UnknownPeer: (grpc.StatusCode.PERMISSION_DENIED, "unknown_peer"),
+    WrongVersion: (grpc.StatusCode.FAILED_PRECONDITION, "wrong_version"),
     ReplayedReport: (grpc.StatusCode.FAILED_PRECONDITION, "replayed_report"),
     SecondBatch: (grpc.StatusCode.FAILED_PRECONDITION, "second_batch"),
     Stopping: (grpc.StatusCode.UNAVAILABLE, "stopping"),
@@ -71,10 +74,13 @@ _UNEXPECTED = grpc.StatusCode.INTERNAL, "internal"
 
 
 class MixService(mix_pb2_grpc.MixServicer):
-    def __init__(self, rounds: Rounds, sign_key: SigningKey, metrics: Metrics) -> None:
+    def __init__(
+        self, rounds: Rounds, sign_key: SigningKey, metrics: Metrics, door: Door | None = None
+    ) -> None:
         self._rounds = rounds
         self._sign_key = sign_key
         self._metrics = metrics
+        self._door = door or Door()
         self.stopping = False  # no round is begun any more, those under way go on
 
     # The coordinator ----------------------------------------------------------------------------
@@ -88,6 +94,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         self, request: mix_pb2.PrepareRequest, context: ServerContext
     ) -> mix_pb2.PreparedRounds:
         study = self._rounds.study(request.study)
+        self._door.caller(context)  # speaks the same version, before the rounds that follow
         _coordinator_only(study, context)
         last = request.first_round + request.rounds - 1
         if not (1 <= request.rounds <= LONGEST_STRETCH and 1 <= request.attempt <= MOST_ATTEMPTS):
@@ -193,7 +200,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _receipts(
         self, source: AsyncIterator[mix_pb2.SubmitFrame], context: ServerContext
     ) -> AsyncGenerator[mix_pb2.Receipt, None]:
-        silo, refusals = peer_name(context), 0
+        silo, refusals = self._door.caller(context).name, 0
         self._rounds.connect(silo)
         try:
             async for frame in source:
@@ -204,6 +211,19 @@ class MixService(mix_pb2_grpc.MixServicer):
                     raise TooMuch("too many of your reports were refused")
         finally:
             self._rounds.disconnect(silo)
+
+    async def Greet(  # noqa: N802
+        self, request: introduction_pb2.Greeting, context: ServerContext
+    ) -> introduction_pb2.Welcome:
+        return await self._answered(context, self._greet(request, context))
+
+    async def _greet(
+        self, request: introduction_pb2.Greeting, context: ServerContext
+    ) -> introduction_pb2.Welcome:
+        name = self._door.caller(context).name
+        if self._rounds.study(request.study).silo(name) is None:
+            raise WrongSender("this study does not enrol you")
+        return welcome()
 
     async def _receive(
         self,

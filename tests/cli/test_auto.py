@@ -2,17 +2,21 @@
 
 import json
 from dataclasses import replace
+from math import inf, sqrt
 from pathlib import Path
 
 import numpy as np
 import pytest
 from silomix.demo.goal import Goal
 from silomix.demo.run import DemoOptions, prepare
+from silomix.describe import describe_study
+from silomix.failures import Failure
 from silomix.main import app
 from silomix.simulate import SimulateOptions, Trial, run_trial
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms.auto import NAME, Choice, chosen
+from silomix_core.algorithms.auto import NAME, Choice, chosen, loudness
 from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
+from silomix_core.algorithms.seam import Averaging, Descent
 from silomix_core.federation import rehearsal
 from silomix_core.losses import LossName
 from silomix_core.mechanism import Participant
@@ -26,20 +30,46 @@ ASKED = Choice(NAME, 40, 0.25, 50.0)
 TASK = Task(LossName.LOGISTIC, "y", (Feature("x", -1.0, 1.0, 0.0),), Scaling.UNIT_BALL, bias=0.3)
 
 
+NUMBERS = replace(TASK, loss=LossName.SQUARED, label_bounds=(-1.0, 1.0))
+
+
 def test_what_somebody_chose_stays_as_it_is() -> None:
     own = replace(ASKED, algorithm="multi-stage", rounds=7)
-    assert chosen(own, TASK) == own
+    assert chosen(own, NUMBERS, 1.0) == own
 
 
 def test_auto_does_not_depend_on_what_it_replaces() -> None:
-    first, second = chosen(ASKED, TASK), chosen(Choice(NAME, 3, 9.0, 1.0), TASK)
-    assert first == second
+    first, second = chosen(ASKED, TASK, 1.0), chosen(Choice(NAME, 3, 9.0, 1.0), TASK, inf)
+    assert first == second  # nor, for classes, on the noise
     assert first.algorithm in ALGORITHMS
     assert first.clip == pytest.approx(TASK.lipschitz / 8)
 
 
 def test_a_network_has_the_clip_of_its_loss() -> None:
-    assert chosen(ASKED, replace(TASK, hidden=3)) == chosen(ASKED, TASK)
+    assert chosen(ASKED, replace(TASK, hidden=3), inf) == chosen(ASKED, TASK, inf)
+
+
+def test_numbers_get_a_smaller_clip_and_radius_where_noise_is_loud() -> None:
+    """Per coordinate: √(q/40) of the clip and √(q/20) of the radius, and never more than all."""
+    quiet = chosen(ASKED, NUMBERS, inf)
+    assert quiet.descent is None
+    assert quiet.clip == pytest.approx(NUMBERS.lipschitz / 8, rel=0.005)
+    assert quiet.radius == pytest.approx(1.5 * sqrt(2), rel=0.005)
+    for each, clip, radius in ((40.0, 1.0, 1.0), (20.0, sqrt(0.5), 1.0), (5.0, sqrt(0.125), 0.5)):
+        loud = chosen(ASKED, NUMBERS, each * NUMBERS.dimension)
+        assert loud.clip == pytest.approx(clip * quiet.clip, rel=0.01)
+        assert loud.radius == pytest.approx(radius * quiet.radius, rel=0.01)
+        assert loud.descent == (Descent(momentum=0.5) if each < 20 else None)
+
+
+def test_loudness_is_what_the_noise_of_all_rounds_leaves_of_the_neediest_silo() -> None:
+    """2·clip/(nμ√M) is the noise on a coordinate of the mean of all rounds: the mechanism's own."""
+    strict, large = PrivacyTarget(0.5, 1e-6), PrivacyTarget(4.0, 1e-6)
+    silos = [Participant(900, large), Participant(500, strict), Participant(2000, strict)]
+    made = rehearsal(TASK, algorithm("noisy-mb-sgd"), silos, rounds=30, radius=1.0, clip=0.3)
+    of_the_mean = made.mechanism.sigma() / sqrt(30 * 3)
+    assert loudness(silos) == pytest.approx(2 * 0.3 / of_the_mean, rel=0.01)
+    assert loudness(silos, 1) == pytest.approx(loudness(silos) / sqrt(3))
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.1, 0.8), (0.45, 0.1)])
@@ -50,7 +80,8 @@ def test_auto_learns_numbers_that_vary_little_or_much(spread: float, most: float
     """
     features = (Feature("x", -4.0, 4.0, 0.0, count=8),)
     task = Task(LossName.SQUARED, "y", features, Scaling.UNIT_BALL, 0.3, (-1.0, 1.0))
-    choice, rng = chosen(ASKED, task), np.random.default_rng(1)
+    silo = Participant(400, PrivacyTarget(2.0, 1e-5))
+    choice, rng = chosen(ASKED, task, loudness([silo] * 3)), np.random.default_rng(1)
     values = rng.normal(size=(4000, 8))
     labels = spread * values[:, :4].sum(axis=1) / 2 + 0.05 * rng.normal(size=4000)
     encoded, targets = task.encode(values), task.encode_labels(labels)
@@ -58,10 +89,11 @@ def test_auto_learns_numbers_that_vary_little_or_much(spread: float, most: float
     made = rehearsal(
         task,
         algorithm(choice.algorithm),
-        [Participant(400, PrivacyTarget(2.0, 1e-5))] * 3,
+        [silo] * 3,
         rounds=choice.rounds,
         radius=choice.radius,
         clip=choice.clip,
+        descent=choice.descent or Descent(),
     )
     model = made.run(silos, rng)
     wrong = task.predict(encoded[1200:] @ model / UNIT) - np.clip(labels[1200:], -1, 1)
@@ -75,10 +107,29 @@ def test_a_study_file_has_numbers_and_never_auto(tmp_path: Path) -> None:
     made, data = prepare(
         DemoOptions(out=tmp_path / "demo", silos=2, mixes=1, algorithm=NAME, data="breast-cancer")
     )
-    study, choice = made.study, chosen(ASKED, data.task)
+    study, choice = made.study, chosen(ASKED, data.task, inf)
     assert (study.algorithm, study.rounds) == (choice.algorithm, choice.rounds)
     assert (study.clip, study.radius) == (choice.clip, choice.radius)
     assert study.mechanism().clip == choice.clip  # calibrated for it
+
+
+def test_a_demo_writes_and_shows_momentum_and_averaging(tmp_path: Path) -> None:
+    options = DemoOptions(out=tmp_path / "demo", silos=2, mixes=1, data="breast-cancer")
+    usual, _ = prepare(options)
+    assert "rounds; momentum 0.8, weighted-tail average" in describe_study(usual.study)
+    own = replace(options, out=tmp_path / "own", descent=Descent(0.5, Averaging.TAIL))
+    made, _ = prepare(own)
+    assert made.study.descent == own.descent
+    assert "rounds; momentum 0.5, tail average" in describe_study(made.study)
+    with pytest.raises(Failure, match="plain-mb-sgd has none to choose"):
+        prepare(replace(own, algorithm="plain-mb-sgd"))
+
+
+def test_a_demo_of_numbers_writes_what_auto_says_of_momentum(tmp_path: Path) -> None:
+    goal = Goal("squared", (0.0, 1.0))
+    options = DemoOptions(out=tmp_path, silos=2, mixes=1, data="breast-cancer", goal=goal)
+    made, _ = prepare(replace(options, algorithm=NAME, epsilon=0.5))
+    assert made.study.descent == Descent(momentum=0.5)
 
 
 def test_a_simulation_of_auto_is_that_of_its_numbers() -> None:
@@ -100,7 +151,7 @@ def test_a_simulation_of_auto_is_that_of_its_numbers() -> None:
         json=None,
         png=None,
     )
-    choice = chosen(ASKED, TASK)
+    choice = chosen(ASKED, TASK, inf)
     spelled = replace(
         options,
         algorithms=(choice.algorithm,),
@@ -121,7 +172,7 @@ def test_a_plan_says_what_auto_stands_for(tmp_path: Path) -> None:
         app, [*arguments, "--algorithm", NAME, "--no-simulation", "--json", str(path)]
     )
     assert result.exit_code == 0, (result.output, result.exception)
-    choice = chosen(ASKED, TASK)
+    choice = chosen(ASKED, TASK, inf)
     text = json.dumps(json.loads(path.read_text()))
     assert choice.algorithm in text
     assert f'"clip": {choice.clip}' in text

@@ -83,9 +83,14 @@ def approved(made: Consortium) -> list[bytes]:
         ledger.close()
 
 
-def policy_line(shown: str) -> str:
-    (line,) = (line for line in shown.splitlines() if line.startswith("your policy"))
-    return line
+def unfolded(shown: str) -> str:
+    """A letter without its line breaks."""
+    return " ".join(shown.split())
+
+
+def cost(shown: str) -> float:
+    """What a letter says that the study costs, at the delta of the silo's policy."""
+    return float(unfolded(shown).partition("What it costs Epsilon ")[2].split()[0])
 
 
 # silo approve ------------------------------------------------------------------------------------
@@ -95,14 +100,15 @@ def test_approve_shows_what_is_asked_and_a_no_writes_nothing(consortium: Consort
     before = sorted(consortium.folder.rglob("*"))
     result = approve(consortium, typed="n\n")
     assert consortium.study.identity.hex() in result.stdout
-    assert "your records     40" in result.stdout
-    assert "\n\nyour records" in result.stdout
-    loss = "your loss        epsilon 2 at your policy's delta 1e-05, over the whole study\n"
-    assert loss in result.stdout
-    assert policy_line(result.stdout) == (
-        "your policy      epsilon 2 in all, gaussian accountant; "
-        "reserved so far: 0, with this study: 2"
-    )
+    shown = unfolded(result.stdout)
+    for part in (
+        "It is about 40 people of yours, together with 2 other hospitals, in 5 rounds",
+        "Epsilon 2 at your policy's delta 1e-05, over the whole study. It promises you epsilon 2 "
+        "at delta 1e-05.",
+        "Reserved so far: epsilon 0, with this study 2; your policy allows 2 for all studies",
+        "right 5 times in 100 by chance is right at most 37 times in 100",
+    ):
+        assert part in shown
     assert "Approve this study? [y/N]" in result.stdout
     assert one_line_error(result) == "not approved; nothing was written"
     assert sorted(consortium.folder.rglob("*")) == before
@@ -189,21 +195,19 @@ def test_a_study_that_hides_its_cost_behind_another_delta_shows_it(consortium: C
     """At the δ that its author chose the loss looks like nothing; it is shown at the policy's."""
     own = 'name = "silo-1"\nrecords = 40'
     altered(consortium, (own, f"{own}\nepsilon = 0.001\ndelta = 0.0999\nweight = 2"))
-    result = approve(consortium, "--yes")
-    assert "you are promised epsilon 0.001 at delta 0.0999" in result.stdout
-    assert "its weight 1.5" in result.stdout
-    (loss,) = (line for line in result.stdout.splitlines() if line.startswith("your loss"))
-    assert float(loss.split()[3]) > 0.5
-    assert "at your policy's delta 1e-05" in loss
+    shown = unfolded(approve(consortium, "--yes").stdout)
+    assert "It promises you epsilon 0.001 at delta 0.0999" in shown
+    assert "Your hospital counts 1.5 times as much as the average one" in shown
+    assert cost(shown) > 0.5
+    assert f"Epsilon {cost(shown):.4g} at your policy's delta 1e-05" in shown
 
 
 def test_a_silo_that_loses_less_than_promised_is_told_why(consortium: Consortium) -> None:
     """Silo 2 has 50 records, the smallest silo 40: the same noise hides its records better."""
     study = consortium.folder / "study.toml"
     shown = silomix("silo", "approve", consortium.silos[1], study, "--yes").stdout
-    (loss,) = (line for line in shown.splitlines() if line.startswith("your loss"))
-    assert float(loss.split()[3]) < 2
-    assert loss.endswith("(less than promised: the smallest silo decides the noise)")
+    assert cost(shown) < 2
+    assert "(less than promised: the smallest silo decides the noise)" in unfolded(shown)
 
 
 def test_a_silo_that_loses_less_because_another_was_promised_more_is_told_so(
@@ -212,7 +216,7 @@ def test_a_silo_that_loses_less_because_another_was_promised_more_is_told_so(
     own = 'name = "silo-2"\nrecords = 50'
     altered(consortium, (own, f"{own}\nepsilon = 0.5\ndelta = 1e-5"))
     shown = approve(consortium, "--yes").stdout
-    assert "(less than promised: another silo needs more noise)" in shown
+    assert "(less than promised: another silo needs more noise)" in unfolded(shown)
 
 
 def test_approve_shows_what_other_studies_reserved_before_it_refuses(
@@ -221,13 +225,12 @@ def test_approve_shows_what_other_studies_reserved_before_it_refuses(
     """Nothing was spent yet, and still there is no room: the sum says why."""
     approved_silo(consortium)
     again = approve(consortium, "--yes")
-    assert policy_line(again.stdout).endswith("accountant; reserved so far: 2")
+    assert "Reserved so far: epsilon 2; your policy allows 2" in unfolded(again.stdout)
     study = consortium.folder / "study.toml"
     study.write_bytes(study_file(consortium).replace(b"rounds = 5", b"rounds = 4"))
     refused = approve(consortium, "--yes")
-    before, after = policy_line(refused.stdout).split("; ")[1].split(", ")
-    assert before == "reserved so far: 2"
-    assert float(after.removeprefix("with this study: ")) > 2
+    _, _, after = unfolded(refused.stdout).partition("Reserved so far: epsilon 2, with this study ")
+    assert float(after.partition(";")[0]) > 2
     assert "beyond your policy's epsilon=2" in one_line_error(refused)
 
 
@@ -236,7 +239,7 @@ def test_a_study_that_the_accountant_does_not_cover_is_refused_in_one_line(
 ) -> None:
     altered(consortium, ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'))
     refused = approve(consortium, "--yes")
-    assert policy_line(refused.stdout).endswith("accountant; reserved so far: 0")
+    assert "Reserved so far: epsilon 0; your policy allows 2" in unfolded(refused.stdout)
     assert "does not cover" in one_line_error(refused)
 
 
@@ -298,7 +301,7 @@ def test_figures_that_cannot_be_written_are_refused_before_anything_is_read(
     assert result.stdout == ""
 
 
-def test_a_policy_that_no_longer_covers_a_reserved_study_is_shown_and_the_study_can_be_closed(
+def test_a_policy_that_no_longer_covers_a_reserved_study_is_shown_and_the_study_can_be_revoked(
     consortium: Consortium, tmp_path: Path
 ) -> None:
     """The accountant was changed before the first round: there is no figure, and no traceback."""
@@ -312,7 +315,7 @@ def test_a_policy_that_no_longer_covers_a_reserved_study_is_shown_and_the_study_
     assert "all studies: reserved more than this accountant covers, spent 0.0000" in shown.stdout
     assert json.loads(out.read_text())["populations"][""]["epsilon_reserved"] is None
     assert "does not cover the open study" in one_line_error(approve(made, "--yes"))
-    closed = silomix("silo", "close", made.silos[0], made.study.short_id, "--yes")
+    closed = silomix("silo", "revoke", made.silos[0], made.study.short_id, "--yes")
     assert closed.returncode == 0, closed.stderr
 
 
@@ -345,34 +348,34 @@ def test_what_cannot_be_a_head_is_bad_input_and_no_alarm(consortium: Consortium,
     assert error.startswith(f"--head {head!r}: give at least the first 16 hex digits of a head")
 
 
-def test_a_study_is_closed_by_the_beginning_of_its_identity(consortium: Consortium) -> None:
+def test_a_study_is_revoked_by_the_beginning_of_its_identity(consortium: Consortium) -> None:
     approved_silo(consortium)
     identity = consortium.study.identity.hex()
-    unknown = one_line_error(silomix("silo", "close", consortium.silos[0], "f" * 8))
+    unknown = one_line_error(silomix("silo", "revoke", consortium.silos[0], "f" * 8))
     assert "0 approved studies begin with 'ffffffff'" in unknown
-    closed = silomix("silo", "close", consortium.silos[0], identity[:8], "--yes")
+    closed = silomix("silo", "revoke", consortium.silos[0], identity[:8], "--yes")
     assert closed.returncode == 0, closed.stderr
     assert "[y/N]" not in closed.stdout
     shown = silomix("silo", "ledger", consortium.silos[0]).stdout
-    assert "closed" in shown
+    assert "revoked" in shown
     assert "all studies: reserved epsilon 0.0000" in shown  # all of it is free again
-    again = one_line_error(silomix("silo", "close", consortium.silos[0], identity))
-    assert "already closed" in again
+    again = one_line_error(silomix("silo", "revoke", consortium.silos[0], identity))
+    assert "already revoked" in again
     error = one_line_error(approve(consortium, "--yes"))
-    assert error == "this study was closed here; a closed study cannot be approved again"
+    assert error == "this study was revoked here; a revoked study cannot be approved again"
 
 
 @pytest.mark.parametrize("beginning", ["", "-", "abc", "0123456", "test-study", "0" * 65])
-def test_a_study_is_not_closed_by_less_than_eight_digits(
+def test_a_study_is_not_revoked_by_less_than_eight_digits(
     consortium: Consortium, beginning: str
 ) -> None:
     approved_silo(consortium)
-    error = one_line_error(silomix("silo", "close", consortium.silos[0], "--yes", "--", beginning))
+    error = one_line_error(silomix("silo", "revoke", consortium.silos[0], "--yes", "--", beginning))
     assert error.startswith(f"{beginning!r}: give at least the first 8 hex digits")
     assert is_open(consortium)
 
 
-def test_close_shows_what_it_frees_and_only_a_yes_closes(consortium: Consortium) -> None:
+def test_revoke_shows_what_it_frees_and_only_a_yes_revokes(consortium: Consortium) -> None:
     config = approved_silo(consortium)
     ledger = open_ledger(config)
     open_desk(config, consortium.study, ledger).answer(asked(consortium, 1))
@@ -384,7 +387,7 @@ def test_close_shows_what_it_frees_and_only_a_yes_closes(consortium: Consortium)
         assert f"spent            epsilon {spent:.4f} at delta 1e-05 in 1 of 5" in refused.stdout
         assert "reserved         epsilon 2.0000; what of it was not spent is free" in refused.stdout
         assert is_open(consortium)
-    assert one_line_error(close(consortium, "n\n")) == "not closed; nothing was written"
+    assert one_line_error(close(consortium, "n\n")) == "not revoked; nothing was written"
     assert close(consortium, "y\n").returncode == 0
     assert not is_open(consortium)
     shown = silomix("silo", "ledger", consortium.silos[0]).stdout
@@ -393,7 +396,7 @@ def test_close_shows_what_it_frees_and_only_a_yes_closes(consortium: Consortium)
 
 
 def close(made: Consortium, typed: str) -> subprocess.CompletedProcess[str]:
-    return silomix("silo", "close", made.silos[0], made.study.short_id, typed=typed)
+    return silomix("silo", "revoke", made.silos[0], made.study.short_id, typed=typed)
 
 
 def is_open(made: Consortium) -> bool:
@@ -438,12 +441,14 @@ def test_study_show_says_what_a_study_without_gate_and_tokens_allows(
     consortium: Consortium,
 ) -> None:
     altered(consortium, ("gate = true", "gate = false"), ("tokens = true", "tokens = false"))
-    shown = approve(consortium, "--yes").stdout
-    for text in (
-        "gate             off: a first mix that works with the server",
-        "tokens           off: the server cannot tell silos' reports from those",
+    shown = silomix("study", "show", consortium.folder / "study.toml").stdout
+    letter = unfolded(approve(consortium, "--yes").stdout)
+    for name, gap, text in (
+        ("gate", 13, "off: a first mix that works with the server"),
+        ("tokens", 11, "off: the server cannot tell silos' reports from those"),
     ):
-        assert text in shown
+        assert f"{name}{' ' * gap}{text}" in shown
+        assert f"{name} {text}" in letter
 
 
 def test_study_show_of_something_else_is_one_line(consortium: Consortium) -> None:
@@ -592,6 +597,10 @@ def test_the_command_line_has_the_commands_of_every_party() -> None:
         ("server", "run"),
         ("study", "show"),
         ("study", "complaint"),
+        ("study", "assemble"),
+        *(("authority", name) for name in ("init", "run", "invite", "list", "revoke", "roster")),
+        ("join",),
+        ("renew",),
         ("consortium", "init"),
     }
 

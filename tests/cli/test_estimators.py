@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from silomix import FederatedClassifier
+from silomix import FederatedClassifier, FederatedRegressor
 from silomix.demo.data import load
 from silomix.demo.goal import Goal
 from silomix.estimators import NotFitted
 from silomix.simulate import SimulateOptions, Trial, run_trial
 from silomix_server.results import progress
 from sklearn.base import clone
+from sklearn.metrics import r2_score
+from support.studies import parse, study_bytes, study_tree
 
 BOUNDS = [(0.0, 10.0), (-1.0, 1.0)]
 
@@ -217,6 +219,164 @@ def test_the_same_study_runs_over_the_network_and_its_model_can_be_loaded(tmp_pa
         FederatedClassifier.from_study(study, folder / "server" / "state" / "model.npz")
 
 
+def test_a_study_with_categories_is_loaded_and_predicts(tmp_path: Path) -> None:
+    tree = study_tree()
+    tree["task"]["features"] = [
+        {"name": "sex", "kind": "category", "categories": ["female", "male"], "missing": ""},
+        {"name": "age", "low": 0, "high": 100, "missing": 40},
+    ]
+    (tmp_path / "study.toml").write_bytes(study_bytes(tree))
+    identity, weights = parse(tree).identity.hex(), np.array([2.0, -2.0, 1.0, 0.0])
+    np.savez(tmp_path / "model.npz", study=identity, weights=weights)
+    loaded = FederatedClassifier.from_study(tmp_path / "study.toml", tmp_path / "model.npz")
+    shown = loaded.decision_function([[0, 50], [1, 50], [np.nan, 100]]) * np.sqrt(2)
+    assert shown == pytest.approx([2.0, -2.0, 1.0], abs=1e-3)
+    assert not hasattr(loaded, "coef_")
+
+
+# Numbers -----------------------------------------------------------------------------------------
+
+LABELS = (0.0, 60.0)
+
+
+def numbers(count: int = 3, records: int = 300, seed: int = 1) -> list[tuple[Any, Any]]:
+    """y = 20 + 3·x₁ − 5·x₂ and some noise."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        values = rng.uniform([0, -1], [10, 1], (records, 2))
+        made.append((values, 20 + values @ [3.0, -5.0] + rng.normal(0, 2, records)))
+    return made
+
+
+def regressor(**changes: Any) -> FederatedRegressor:
+    given = {"bounds": BOUNDS, "label_bounds": LABELS, "epsilon": 8.0, "random_state": 1}
+    return FederatedRegressor(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss": "huber", "threshold": 10.0},
+        {"loss": "absolute"},
+        {"loss": "quantile", "level": 0.5},
+        {"algorithm": "auto"},
+    ],
+    ids=str,
+)
+def test_a_fitted_line_predicts_like_any_other(changes: dict[str, Any]) -> None:
+    """Without privacy R² would be 0.96."""
+    *silos, (values, labels) = numbers(4)
+    model = regressor(**changes).fit(silos, holdout=(values, labels))
+    line = values @ model.coef_ + model.intercept_
+    assert np.clip(line, *LABELS) == pytest.approx(model.predict(values), abs=0.01)
+    assert model.coef_ == pytest.approx([3, -5], abs=1.5)
+    assert model.score(values, labels) == pytest.approx(r2_score(labels, model.predict(values)))
+    assert model.score(values, labels) > 0.85
+    wrong = np.mean((labels - model.predict(values)) ** 2) / np.mean(labels**2)
+    assert model.history_[-1]["error"] == pytest.approx(wrong)
+
+
+def test_a_regression_is_what_simulate_does(tmp_path: Path) -> None:
+    lines = ["x,z,y"]
+    for values, labels in numbers(1, 600):
+        rows = zip(values, labels, strict=True)
+        lines += [f"{x:.6f},{z:.6f},{y:.6f}" for (x, z), y in rows]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    goal = Goal("squared", LABELS)
+    data = load(str(tmp_path / "own.csv"), "y", 3, 5, goal)
+    model = regressor(
+        bounds=[(feature.low, feature.high) for feature in data.task.features],
+        rounds=15,
+        random_state=[5, 7],
+    ).fit(
+        [(silo.values, silo.labels) for silo in data.silos],
+        holdout=(data.holdout.values, data.holdout.labels),
+    )
+    options = SimulateOptions(
+        data=str(tmp_path / "own.csv"),
+        label="y",
+        silos=3,
+        participants=None,
+        algorithms=("noisy-mb-sgd",),
+        epsilons=(8.0,),
+        delta=1e-6,
+        rounds=15,
+        clip=0.25,
+        radius=goal.radius,
+        ridge=0.0,
+        goal=goal,
+        seeds=1,
+        processes=1,
+        json=None,
+        png=None,
+    )
+    outcome = run_trial(options, Trial("noisy-mb-sgd", 8.0, 5))
+    assert outcome.error == model.history_[-1]["error"]
+
+
+def test_no_prediction_and_no_label_lies_beyond_the_bounds() -> None:
+    silos = numbers()
+    told = [(values, np.clip(labels, 25, 40)) for values, labels in silos]
+    narrow = regressor(label_bounds=(25, 40)).fit(silos)
+    assert np.array_equal(narrow.weights_, regressor(label_bounds=(25, 40)).fit(told).weights_)
+    predicted = narrow.predict([[0, 1], [10, -1], [1e9, -1e9]])
+    assert 25 <= predicted.min() < predicted.max() <= 40
+
+
+def test_the_score_of_labels_that_do_not_vary_is_finite() -> None:
+    model = regressor().fit(numbers())
+    assert model.score([[1, 0], [2, 0]], [7.0, 7.0]) == 0
+    assert model.score([[1, 0]], model.predict([[1, 0]])) == 1
+    with pytest.raises(ValueError, match="2 labels expected"):
+        model.score([[1, 0], [2, 0]], [7.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"label_bounds": None}, "label_bounds: give the public"),
+        ({"label_bounds": (1, 2, 3)}, "label_bounds: give the public"),
+        ({"label_bounds": (5, 5)}, "low must be below high"),
+        ({"bounds": None}, "never measured on the records"),
+        ({"loss": "logistic"}, "'logistic' is not one of squared, huber, absolute, quantile"),
+        ({"loss": "quantile"}, "a level belongs to the quantile loss"),
+        ({"threshold": 3.0}, "a threshold belongs to the huber loss"),
+        ({"loss": "absolute", "algorithm": "multi-stage"}, "needs a loss without kinks"),
+    ],
+)
+def test_bad_arguments_of_a_regression_are_explained(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        regressor(**changes).fit(numbers())
+
+
+def test_labels_that_are_no_numbers_are_refused_and_a_clone_is_not_fitted() -> None:
+    silos = numbers()
+    silos[1][1][7] = np.nan
+    with pytest.raises(ValueError, match="y of silo 1: not a finite number"):
+        regressor().fit(silos)
+    model = regressor(level=0.9, loss="quantile")
+    assert clone(model).get_params() == model.get_params()
+    with pytest.raises(NotFitted, match="no model yet"):
+        clone(model).predict([[1, 2]])
+
+
+def test_a_regression_runs_over_the_network_and_can_be_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    model = regressor(random_state=None, rounds=12, loss="huber", threshold=20.0)
+    model.fit_over_network(numbers(3), folder=folder, mixes=1)
+    place = folder / "study.toml", folder / "server" / "state" / "model.npz"
+    loaded, (values, labels) = FederatedRegressor.from_study(*place), numbers(1, seed=2)[0]
+    assert np.array_equal(loaded.predict(values), model.predict(values))
+    assert loaded.score(values, labels) > 0.5
+    ours, theirs = model.get_params(), loaded.get_params()
+    assert ours.pop("bounds") == theirs.pop("bounds")
+    assert ours == theirs
+    with pytest.raises(ValueError, match="FederatedClassifier does not know the huber loss"):
+        FederatedClassifier.from_study(*place)
+
+
 def test_importing_silomix_loads_nothing_heavy_and_sets_grpc_up_first() -> None:
     code = (
         "import sys, os, silomix; "
@@ -231,8 +391,9 @@ def test_importing_silomix_loads_nothing_heavy_and_sets_grpc_up_first() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_example_runs_and_draws(tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "examples" / "breast_cancer.py"
+@pytest.mark.parametrize("name", ["breast_cancer.py", "diabetes.py"])
+def test_the_example_runs_and_draws(name: str, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / name
     started = time.monotonic()
     ended = subprocess.run(
         [sys.executable, str(script), "out.png"],

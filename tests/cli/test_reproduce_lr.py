@@ -14,6 +14,7 @@ from silomix_core.task import UNIT
 from typer.testing import CliRunner
 
 PEOPLE = 400
+TASK = insurance.Coding.WIDE.task
 HEADER = ("age", "sex", "bmi", "children", "smoker", "region", "charges")
 
 
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_silos_are_groups_by_charges_and_share_nobody_with_the_test_set(folder: Path) -> None:
     people = insurance.load(folder)
     assert len(people.charges) == PEOPLE  # who is there twice counts once
-    split = insurance.split(folder, insurance.TASK, seed=3)
+    split = insurance.split(folder, TASK, seed=3)
     assert (
         [len(silo) for silo in split.silos] == [people.records] * 3 == [PEOPLE * 8 // 10 // 3] * 3
     )
@@ -51,7 +52,7 @@ def test_silos_are_groups_by_charges_and_share_nobody_with_the_test_set(folder: 
     rows = [row.tobytes() for silo in split.silos for row in silo.features]
     rows += [row.tobytes() for row in split.test_features]
     assert len(set(rows)) == len(rows) == PEOPLE
-    other = insurance.split(folder, insurance.TASK, seed=4)
+    other = insurance.split(folder, TASK, seed=4)
     assert set(other.test_charges) != set(split.test_charges)
 
 
@@ -59,9 +60,25 @@ def test_a_record_becomes_what_the_bounds_say(tmp_path: Path) -> None:
     lines = [f"{age},male,35,10,yes,southeast,{age}.5" for age in range(40)]
     text = "\n".join([",".join(HEADER), "100,female,60,0,no,northwest,65000", *lines])
     (tmp_path / "insurance.csv").write_text(text)
-    encoded = insurance.TASK.encode(insurance.load(tmp_path).features) * 3 / UNIT
+    people = insurance.load(tmp_path)
+    encoded = TASK.encode(people.listed(TASK)) * 3 / UNIT
     assert encoded[0, :-1] == pytest.approx([1, -1, 1, -1, -1, -1, 1, -1, -1], abs=1e-4)
     assert encoded[1, :-1] == pytest.approx([-1, 1, 0, 1, 1, -1, -1, 1, -1], abs=1e-4)
+    task = insurance.Coding.NARROW_ONE_COLUMN.task
+    encoded = task.encode(people.listed(task)) * np.sqrt(6) / UNIT
+    assert encoded[0, :-1] == pytest.approx([1, -1, 1, -1, -1, -1 / 3], abs=1e-4)
+    assert encoded[1, :-1] == pytest.approx([-1, 1, 0, 1, 1, 1 / 3], abs=1e-4)
+
+
+def test_autos_numbers_follow_from_the_noise(folder: Path) -> None:
+    quiet, loud = (lr.choice(folder, lr.AUTO, epsilon) for epsilon in (50.0, 0.2))
+    others = lr.choice(folder, lr.MB_SGD[0], 0.2)
+    assert (others.clip, others.radius) == (quiet.clip, quiet.radius)
+    assert loud.clip < quiet.clip
+    assert loud.radius < quiet.radius
+    made = lr._study(folder, lr.AUTO, 0.2)
+    assert (made.mechanism.clip, made.setting.radius) == (loud.clip, loud.radius)
+    assert made.setting.descent == loud.descent
 
 
 @pytest.mark.parametrize(
@@ -93,7 +110,7 @@ def test_the_printed_noise_counts_every_local_step(folder: Path) -> None:
 def test_the_command_writes_errors_over_the_mean_square_and_the_claims(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = (lr.MB_SGD[0], lr.LOCAL_SGD[0], lr.PRINTED_MB_SGD[0], lr.AUTO, lr.NARROW_AUTO)
+    few = (lr.MB_SGD[0], lr.LOCAL_SGD[0], lr.PRINTED_MB_SGD[0], *lr.AUTOS)
     monkeypatch.setattr(lr, "METHODS", few)
     monkeypatch.setattr(lr, "EPSILONS", (2.5, 20.0))
     monkeypatch.setattr(lr, "AIMS", {20.0: 50.0})
@@ -118,6 +135,6 @@ def test_the_command_writes_errors_over_the_mean_square_and_the_claims(
     assert narrow["errors"] != auto["errors"]
     verdicts = {each["says"]: each["verdict"] for each in found["claims"]}
     assert verdicts["ours: auto: error is below its aims"] == "holds"
-    assert len(verdicts) == 7
+    assert len(verdicts) == 15
     assert "| auto, narrow bounds |" in (tmp_path / "lr.md").read_text()
     assert (tmp_path / "lr.png").read_bytes().startswith(b"\x89PNG")

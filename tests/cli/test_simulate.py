@@ -7,9 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from silomix.demo.goal import Goal
+from silomix.descent import descent_of
 from silomix.main import app
 from silomix.simulate import SimulateOptions, Trial, run_trial
+from silomix_core import reporting
+from silomix_core.accounting.events import Scheme
 from silomix_core.algorithms.catalogue import ALGORITHMS
+from silomix_core.mechanism import Minibatch
+from silomix_core.minibatches import Mask
+from silomix_core.noise import RandomBytes
 from typer.testing import CliRunner
 
 SMALL = SimulateOptions(
@@ -112,6 +118,26 @@ def test_a_hidden_layer_learns_what_no_line_can_tell_apart(tmp_path: Path) -> No
     assert outcome.error < 0.15
 
 
+@pytest.mark.parametrize("scheme", [Scheme.POISSON, Scheme.WITHOUT_REPLACEMENT])
+def test_batches_are_drawn_as_asked_and_learned_from(
+    scheme: Scheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full batches would draw nothing; the mean of 60 drawn ones is half of a silo."""
+    drawn, sizes = reporting.draw, list[float]()
+
+    def noted(batch: Minibatch, records: int, source: RandomBytes) -> Mask | None:
+        mask = drawn(batch, records, source)
+        assert mask is not None
+        sizes.append(mask.mean())
+        return mask
+
+    monkeypatch.setattr(reporting, "draw", noted)
+    options = replace(SMALL, minibatch=Minibatch(scheme, 0.5))
+    assert run_trial(options, Trial("noisy-mb-sgd", 10.0, 3)).error < 0.3
+    assert len(sizes) == 60
+    assert np.mean(sizes) == pytest.approx(0.5, abs=0.03)  # 7 deviations, with a fixed seed
+
+
 def test_the_silos_own_evaluation_agrees_with_the_hold_out() -> None:
     """142 and 128 records held out, ε = 50: within 5 standard deviations of sampling."""
     found = run_trial(replace(SMALL, evaluation=0.3), Trial("noisy-mb-sgd", 50.0, 3))
@@ -119,6 +145,29 @@ def test_the_silos_own_evaluation_agrees_with_the_hold_out() -> None:
     assert found.evaluation is not None
     assert found.evaluation.standard_error < 0.01
     assert abs(found.evaluation.error - found.error) < 5 * (0.09 / 142 + 0.09 / 128) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal(hidden=4),
+        Goal("multinomial", classes=2),
+        Goal("multinomial", classes=2, hidden=4),
+        Goal("squared", (0.0, 1.0)),
+    ],
+    ids=["hidden", "several", "both", "number"],
+)
+def test_whatever_is_learned_the_silos_can_evaluate(goal: Goal) -> None:
+    """142 and 128 records held out: within 5 standard deviations of sampling, at most 0.04 each
+    (of a squared error over mean(y²), 0.37: less than 0.07) and the noise."""
+    options = replace(SMALL, evaluation=0.3, goal=goal, radius=goal.radius)
+    found = run_trial(options, Trial("noisy-mb-sgd", 50.0, 3))
+    assert found.evaluation is not None
+    assert found.unit == (1.0 if goal.label_bounds is None else pytest.approx(0.37, abs=0.1))
+    told, noise = found.evaluation.error / found.unit, found.evaluation.standard_error / found.unit
+    assert noise < 0.05
+    sampled = 0.07 if goal.label_bounds else 0.04
+    assert told == pytest.approx(found.error, abs=5 * (2**0.5 * sampled + noise))
 
 
 def test_more_privacy_costs_error() -> None:
@@ -157,7 +206,22 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (["--algorithm", "adam"], "unknown algorithm 'adam'"),
+        (["--algorithm", "adam"], "unknown algorithm 'adam'; known: accelerated-mb-sgd, auto, "),
+        (["--sampling", "some", "--ratio", "1"], "--sampling 'some': use one of full, poisson"),
+        (["--sampling", "poisson"], "--sampling poisson needs a --ratio"),
+        (["--ratio", "0.5"], "--sampling full has no --ratio"),
+        (
+            ["--sampling", "poisson", "--ratio", "0.5", "--algorithm", "shuffled-mb-sgd"],
+            "--sampling: shuffled-mb-sgd draws its own batches",
+        ),
+        (
+            ["--sampling", "poisson", "--ratio", "0.5", "--algorithm", "auto"],
+            "--sampling: auto uses all records in every round",
+        ),
+        (
+            ["--sampling", "without-replacement", "--ratio", "1e-4", "--processes", "1"],
+            "none left for a phase of 1 of them and batches of 0.0001",
+        ),
         (["--loss", "zero-one"], "--loss 'zero-one': use one of logistic, hinge"),
         (["--loss", "squared"], "--loss squared needs --label-bounds LOW,HIGH"),
         (["--loss", "squared", "--label-bounds", "1"], "--label-bounds '1': use LOW,HIGH"),
@@ -185,6 +249,10 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
             "shuffling 5 reports gains nothing at a central epsilon of 1: from about ",
         ),
         (["--evaluation", "2"], "--evaluation 2.0: use a share from 0.01 to 0.99"),
+        (
+            ["--loss", "multinomial", "--classes", "14", "--evaluation", "0.2"],
+            "--evaluation: a confusion matrix has 196 cells, and a report of this model only 182",
+        ),
         (["--participants", "9"], "--participants 9: use 1 to 5"),
         (["--data", "nowhere"], "no data set 'nowhere'"),
         (["--json", "no/such/folder/x.json"], "there is no such folder"),
@@ -194,3 +262,20 @@ def test_bad_input_gets_one_line(changes: list[str], says: str) -> None:
     result = CliRunner().invoke(app, ["simulate", *changes])
     assert result.exit_code != 0
     assert says in str(result.exception) + result.output
+
+
+def test_momentum_and_averaging_reach_the_algorithm_and_what_has_none_refuses_them() -> None:
+    typed = replace(SMALL, descent=descent_of(0.0, "tail"))
+    usual, other = (run_trial(each, Trial("noisy-mb-sgd", 4.0, 1)) for each in (SMALL, typed))
+    same = run_trial(replace(SMALL, descent=descent_of(0.8, None)), Trial("noisy-mb-sgd", 4.0, 1))
+    assert usual == same != other
+    command = ["simulate", "--data", "breast-cancer", "--seeds", "1", "--momentum"]
+    for arguments, says in (
+        (["0.5", "--algorithm", "auto"], "auto has none to choose"),
+        (["0.5", "--algorithm", "noisy-mb-sgd,dp-fedavg"], "dp-fedavg has none to choose"),
+        (["1"], "momentum must lie between 0 and 0.99"),
+        (["0.5", "--averaging", "best"], "use one of weighted-tail, weighted, tail"),
+    ):
+        result = CliRunner().invoke(app, [*command, *arguments])
+        assert result.exit_code == 1
+        assert says in str(result.exception)

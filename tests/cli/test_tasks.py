@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from silomix.describe import describe_study
-from silomix_client.records import read_records
 from silomix_core.losses import LossName
 from silomix_core.task import Task
 from support.consortia import SMALL_TASK, make_consortium
 from support.privacy_checks import SUM_UNIT
+from support.records import read_records
 from support.silos import approved_silo, asked, no_noise, open_desk, open_ledger, opened
 
 NUMBERS = {"label_bounds": (0.0, 4.0)}
@@ -42,7 +42,7 @@ def test_a_task_is_written_shown_and_answered(tmp_path: Path, shown: str) -> Non
         made, open_desk(config, made.study, ledger, no_noise).answer(asked(made, 1, point))
     )
     ledger.close()
-    records = read_records(config.data, task)
+    records = read_records(config.data.path, task)
     exact = made.study.model.gradients(records, made.study.clip).at(point) / SUM_UNIT
     grid = made.study.mechanism().grids[0]
     assert report * grid == pytest.approx(exact / len(records), abs=grid)

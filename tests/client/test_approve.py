@@ -8,7 +8,13 @@ import tomli_w
 from silomix.consortium import Consortium
 from silomix_client.approve import approve, review
 from silomix_client.config import SiloConfig, load
-from silomix_client.errors import BadRecords, BudgetExhausted, NotApproved, SiloError
+from silomix_client.errors import (
+    BadRecords,
+    BudgetExhausted,
+    NotApproved,
+    OutsidePolicy,
+    SiloError,
+)
 from silomix_core.accounting.composition import epsilon_of
 from silomix_core.mechanism import Participant
 from silomix_core.study import Study
@@ -18,10 +24,10 @@ from support.silos import NOW, approved_silo, open_ledger, study_file, written
 
 
 def with_policy(
-    made: Consortium, *, epsilon: float = 2.0, minimum_records: int = 1, index: int = 0
+    made: Consortium, *, epsilon: float = 2.0, minimum_people: int = 1, index: int = 0
 ) -> SiloConfig:
     delta = made.study.target.delta
-    policy = {"epsilon": epsilon, "delta": delta, "minimum_records": minimum_records}
+    policy = {"epsilon": epsilon, "delta": delta, "minimum_people": minimum_people}
     (made.silos[index].parent / "policy.toml").write_text(tomli_w.dumps(policy))
     return load(made.silos[index])
 
@@ -156,35 +162,37 @@ def test_an_unusable_key_is_refused_with_its_file(
     assert str(path) in refused(config, study_file(consortium), UnusableKey)
 
 
-@pytest.mark.parametrize("count", [1, 39, 41])
+@pytest.mark.parametrize("count", [12, 39, 41])
 def test_another_number_of_records_than_the_study_says_is_refused(
     consortium: Consortium, count: int
 ) -> None:
     config = load(consortium.silos[0])
-    write_data(config.data, SMALL_TASK, count, seed=0)
+    write_data(config.data.path, SMALL_TASK, count, seed=0)
     message = refused(config, study_file(consortium), BadRecords)
-    assert message.startswith(f"{config.data}: {count} records, the study says 40")
+    assert message.startswith(f"{config.data.path}: {count} people, the study says 40")
 
 
-def test_fewer_records_than_the_policy_asks_for_are_refused(consortium: Consortium) -> None:
-    config = with_policy(consortium, minimum_records=41)
-    message = refused(config, study_file(consortium), BadRecords)
-    assert message == f"{config.data}: 40 records, your policy asks for at least 41"
+def test_fewer_people_than_the_policy_asks_for_are_refused(consortium: Consortium) -> None:
+    config = with_policy(consortium, minimum_people=41)
+    message = refused(config, study_file(consortium), OutsidePolicy)
+    assert message == (
+        "it is about 40 of your people, your policy asks for at least 41 (minimum_people)"
+    )
 
 
-def test_exactly_as_many_records_as_the_policy_asks_for_are_enough(consortium: Consortium) -> None:
-    config = with_policy(consortium, minimum_records=40)
+def test_exactly_as_many_people_as_the_policy_asks_for_are_enough(consortium: Consortium) -> None:
+    config = with_policy(consortium, minimum_people=40)
     approve(config, review(config, study_file(consortium)), NOW)
     assert approvals(config) == [consortium.study.identity]
 
 
 def test_bad_data_is_refused_with_file_row_and_column(consortium: Consortium) -> None:
     config = load(consortium.silos[0])
-    lines = config.data.read_text().splitlines()
+    lines = config.data.path.read_text().splitlines()
     lines[7] = "old,0,1"
-    config.data.write_text("\n".join(lines))
+    config.data.path.write_text("\n".join(lines))
     message = refused(config, study_file(consortium), BadRecords)
-    assert message == f"{config.data}: row 8, column 'age': not a number: 'old'"
+    assert message == f"{config.data.path}: row 8, column 'age': not a number: 'old'"
 
 
 def test_a_study_beyond_the_policy_is_refused_and_not_recorded(consortium: Consortium) -> None:

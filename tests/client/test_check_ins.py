@@ -66,7 +66,7 @@ def test_a_silo_takes_part_once_and_is_charged_for_that(
         charged.append(ledger.spending(made.study.identity).rounds)
         if not is_abstention(content, mechanism):
             there.append(number)
-            mean = exact_mean_at_zero(config.data, made.study)
+            mean = exact_mean_at_zero(config.data.path, made.study)
             assert np.abs(decode_report(content, mechanism) - mean).max() <= 1
     assert len(there) == 1
     assert charged == [int(number >= there[0]) for number in range(1, ROUNDS + 1)]

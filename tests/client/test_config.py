@@ -29,17 +29,17 @@ def refusal(path: Path) -> str:
 def test_the_files_that_a_consortium_is_made_with_are_accepted(consortium: Consortium) -> None:
     config = load(consortium.silos[0])
     assert config.name == "silo-1"
-    assert config.data == consortium.silos[0].parent / "data.csv"
+    assert config.data.path == consortium.silos[0].parent / "data.csv"
     assert config.policy == Policy({MAIN: Budget(consortium.study.target)})
 
 
 def test_relative_paths_start_at_the_folder_of_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "rules").mkdir()
     text = 'name = "a"\ndata = "../d.csv"\npolicy = "rules/p.toml"\n'
-    (tmp_path / "rules" / "p.toml").write_text("epsilon = 1\ndelta = 1e-6\nminimum_records = 50\n")
+    (tmp_path / "rules" / "p.toml").write_text("epsilon = 1\ndelta = 1e-6\nminimum_people = 50\n")
     config = load(silo_folder(tmp_path, text))
-    assert config.data == tmp_path / "../d.csv"
-    assert config.policy.minimum_records == 50
+    assert config.data.path == tmp_path / "../d.csv"
+    assert config.policy.rules.minimum_people == 50
 
 
 def test_the_state_folder_belongs_to_its_owner_only(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_a_key_of_another_type_is_named(tmp_path: Path, key: str) -> None:
     [
         *(("epsilon", text) for text in ("0", "0.0", "-1", "nan", "inf", "100.1", '"3"', "true")),
         *(("delta", text) for text in ("0", "-1e-6", "0.1", "1", "nan", "-inf", '"x"', "[1e-6]")),
-        *(("minimum_records", text) for text in ("1.5", '"50"', "true", "[]")),
+        *(("minimum_people", text) for text in ("1.5", '"50"', "true", "[]")),
     ],
 )
 def test_a_number_that_no_policy_can_mean_is_refused_by_name(
     tmp_path: Path, key: str, value: str
 ) -> None:
-    numbers = {"epsilon": "3.0", "delta": "1e-6", "minimum_records": "50", key: value}
+    numbers = {"epsilon": "3.0", "delta": "1e-6", "minimum_people": "50", key: value}
     policy = "\n".join(f"{name} = {text}" for name, text in numbers.items())
     message = refusal(silo_folder(tmp_path, policy=policy))
     assert message.startswith(f"{tmp_path / 'policy.toml'}: ")
@@ -120,10 +120,10 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
     assert refusal(path).startswith(f"{path}: ")
 
 
-def test_a_silo_can_configure_its_name_data_and_policy_and_nothing_else() -> None:
-    known = {"name", "folder", "data", "policy", "policy_file"}
+def test_a_silo_configures_name_data_policy_syslog_and_network_and_nothing_else() -> None:
+    known = {"name", "folder", "data", "policy", "policy_file", "syslog", "network"}
     assert {field.name for field in fields(SiloConfig)} == known
-    assert {field.name for field in fields(Policy)} == {"budgets", "minimum_records", "data"}
+    assert {field.name for field in fields(Policy)} == {"budgets", "data", "rules"}
 
 
 POPULATIONS = """
@@ -144,8 +144,8 @@ def test_populations_have_budgets_and_data_of_their_own(tmp_path: Path) -> None:
         MAIN: Budget(PrivacyTarget(3.0, 1e-6), Accountant.RENYI),
         "children": Budget(PrivacyTarget(1.0, 1e-7), Accountant.RENYI),
     }
-    assert config.data_of(MAIN) == tmp_path / "data.csv"
-    assert config.data_of("children") == tmp_path / "children.csv"
+    assert config.data_of(MAIN).path == tmp_path / "data.csv"
+    assert config.data_of("children").path == tmp_path / "children.csv"
     with pytest.raises(InvalidConfig, match="no population 'adults'; it has children"):
         config.data_of("adults")
 

@@ -1,19 +1,38 @@
 """The round that evaluates, at a silo: known from the study alone, charged, on other records."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from silomix.describe import describe_study
+from silomix_client.entries import worst
 from silomix_client.ledger_check import verify
 from silomix_client.snapshot import thaw
+from silomix_core.accounting.budget import Budget
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.losses import LossName
+from silomix_core.mechanism import Kind, Mechanism, Participant, Phase
 from silomix_core.task import Feature, Scaling, Task
 from support.consortia import make_consortium
 from support.silos import altered, approved_silo, asked, no_noise, open_desk, open_ledger, opened
 
 FEATURES = tuple(Feature(name, -1.0, 1.0, 0.0) for name in ("x", "y", "z"))
 TASK = Task(LossName.LOGISTIC, "outcome", FEATURES, Scaling.UNIT_BALL, 0.3)
+
+
+@pytest.mark.parametrize(("dimension", "rounds"), [(13, 40), (1000, 200)])
+def test_a_policy_of_exactly_the_studys_target_has_room_for_phases_of_different_length(
+    dimension: int, rounds: int
+) -> None:
+    """The ledger counts the largest loss of any phase and the most integers of any."""
+    target = PrivacyTarget(2.0, 1e-6)
+    silo, phases = Participant(1000, target), [Phase(rounds, 0.8), Phase(1, 0.2)]
+    for last in (phases[1], replace(phases[1], kind=Kind.EVALUATION)):
+        made = Mechanism.calibrate([silo], clip=0.25, dimension=dimension, phases=[phases[0], last])
+        planned = worst(Budget(target), made.transcripts(silo))
+        assert Budget(target).holds(planned)
+        assert Budget(target).epsilon(planned) == pytest.approx(2.0, rel=1e-6)
 
 
 def test_the_last_round_reports_counts_and_costs_what_its_phase_costs(tmp_path: Path) -> None:

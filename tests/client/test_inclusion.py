@@ -7,9 +7,11 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
+import grpc
 import pytest
 from silomix.consortium import Consortium
 from silomix_client import complaints
+from silomix_client.approve import resume
 from silomix_client.config import SiloConfig
 from silomix_client.errors import SiloError
 from silomix_client.lease import Ending
@@ -54,9 +56,8 @@ def two_mixes(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
 
 @pytest.fixture
 def made(two_mixes: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Consortium:
-    for module in ("lease", "submit"):
-        no_jitter = SimpleNamespace(random=lambda: -1.0)
-        monkeypatch.setattr(f"silomix_client.{module}.random", no_jitter)
+    no_pause = SimpleNamespace(uniform=lambda low, high: 0.0)
+    monkeypatch.setattr("silomix_client.retries.random", no_pause)
     monkeypatch.setattr("silomix_client.lease._STATEMENTS_S", 1.0)
     return copied(two_mixes, tmp_path / "consortium")
 
@@ -130,6 +131,31 @@ def test_a_silo_whose_report_is_there_confirms_the_whole_list_and_never_its_own_
     ledger.close()
     assert report is not None
     assert not any(each in frame.SerializeToString() for each in report.trail)
+
+
+def test_a_list_that_comes_with_the_word_that_its_round_is_over_is_checked_and_not_confirmed(
+    made: Consortium, config: SiloConfig
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        async for event in answered(stage, seen):
+            yield event
+        late = stage.committed(seen.descriptor[0], there(gated_of(made, seen)))
+        late.more.append(stage.closed(seen.descriptor[0]))
+        yield late
+        async for event in answered(stage, seen, 2):
+            yield event
+        late = stage.committed(seen.descriptor[1], OTHERS)
+        late.more.append(stage.closed(seen.descriptor[1]))
+        yield late
+        seen.frames.append(await stage.said("answer"))
+        yield ENDED
+
+    assert follow(made, config, script).outcome == (Ending.DONE, 2)
+    (frame,) = seen.frames
+    assert frame.answer.digest == seen.descriptor[1].digest
+    assert frame.answer.HasField("complaint"), "a missing report is told, however late"
 
 
 def test_without_a_gate_nothing_is_confirmed(
@@ -663,25 +689,34 @@ def test_statements_that_nobody_asked_for_change_nothing(
     assert copy.finding(made.study).accused == "mix-1"
 
 
-def test_without_a_receipt_there_is_nobody_to_complain_about(
-    made: Consortium, config: SiloConfig, caplog: pytest.LogCaptureFixture
+def refusing(mix: PlayedMix) -> None:
+    receipt = mix_pb2.Receipt(status=mix_pb2.Receipt.REFUSED, reason="this round is over")
+    mix.reply = lambda digest, report: receipt
+
+
+def over(mix: PlayedMix) -> None:
+    mix.breaks, mix.code = 1000, grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("refuse", [refusing, over])
+def test_reports_that_the_mix_refused_are_not_lost_but_eight_of_them_end_it(
+    made: Consortium,
+    config: SiloConfig,
+    caplog: pytest.LogCaptureFixture,
+    refuse: Callable[[PlayedMix], None],
 ) -> None:
     seen = Seen()
 
     async def script(stage: Stage) -> AsyncIterator[Event]:
-        for number in (1, 2):
+        for number in range(1, 21):
             async for event in answered(stage, seen, number):
                 yield event
             yield stage.committed(seen.descriptor[-1], OTHERS)
             yield stage.closed(seen.descriptor[-1])
         await asyncio.Event().wait()
 
-    def refuse(mix: PlayedMix) -> None:
-        receipt = mix_pb2.Receipt(status=mix_pb2.Receipt.REFUSED, reason="this round is over")
-        mix.reply = lambda digest, report: receipt
-
     followed = follow(made, config, script, prepare=refuse)
-    assert followed.outcome == (Ending.MISSING, 2)
+    assert followed.outcome == (Ending.MISSING, 8)
     assert said_nothing(followed)
     assert "the first mix gave no receipt" in caplog.text
 
@@ -735,14 +770,40 @@ def test_a_silo_missing_from_two_lists_in_a_row_complains_twice_and_stops(
     assert [each.finding(made.study).round for each in saved] == [1, 2]
 
 
-def test_it_takes_no_further_lease_until_it_is_restarted(
+def test_it_takes_no_further_lease_whoever_restarts_it_until_its_operator_says_so(
     made: Consortium, config: SiloConfig
 ) -> None:
+    """A server can end the process, and a service manager starts it again."""
     followed = follow(made, config, lists_of(dropped, dropped), leases=2)
     assert followed.outcome == (Ending.MISSING, 0)
     assert len(followed.coordinator.requests) == 1
+    assert follow(made, config, lists_of(there, first=3)).outcome == (Ending.MISSING, 0)
+    assert resume(config, made.study)
+    assert not resume(config, made.study), "there is nothing left to forget"
     other = follow(made, config, lists_of(there, first=3))
     assert other.outcome == (Ending.DONE, 1)
+
+
+def test_a_missing_report_counts_over_a_restart_and_a_found_one_ends_the_count(
+    made: Consortium, config: SiloConfig
+) -> None:
+    assert follow(made, config, lists_of(dropped)).outcome == (Ending.DONE, 1)
+    assert follow(made, config, lists_of(there, dropped, first=2)).outcome == (Ending.DONE, 2)
+    assert follow(made, config, lists_of(dropped, there, first=4)).outcome == (Ending.MISSING, 1)
+
+
+def test_a_count_that_somebody_changed_is_one_that_stops(
+    made: Consortium, config: SiloConfig
+) -> None:
+    follow(made, config, lists_of(dropped))
+    (path,) = (config.state / "neglect").iterdir()
+    path.write_text("{}")
+    assert follow(made, config, lists_of(there, first=2)).outcome == (Ending.MISSING, 0)
+
+
+def test_rounds_that_go_as_they_should_write_no_count(made: Consortium, config: SiloConfig) -> None:
+    follow(made, config, lists_of(there, there))
+    assert not (config.state / "neglect").exists()
 
 
 def test_a_silo_that_is_missing_now_and_then_goes_on(made: Consortium, config: SiloConfig) -> None:
@@ -777,6 +838,22 @@ def test_rounds_that_nobody_commits_to_count_as_missing(
     assert followed.outcome == (Ending.MISSING, 2)
 
 
+def test_a_report_that_was_in_the_list_is_not_missing_though_nobody_said_that_the_round_closed(
+    made: Consortium, config: SiloConfig
+) -> None:
+    seen = Seen()
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        for number in (1, 2, 3):
+            async for event in answered(stage, seen, number):
+                yield event
+            yield stage.committed(seen.descriptor[-1], there(gated_of(made, seen)))
+            await stage.said("answer")
+        yield ENDED
+
+    assert follow(made, config, script).outcome == (Ending.DONE, 3)
+
+
 def test_a_later_attempt_that_is_refused_does_not_make_up_for_a_missing_report(
     made: Consortium, config: SiloConfig
 ) -> None:
@@ -798,7 +875,7 @@ def test_a_later_attempt_that_is_refused_does_not_make_up_for_a_missing_report(
     assert follow(made, config, *scripts, leases=2).outcome == (Ending.REFUSED, 1)
     scripts = [pretending(number) for number in (3, 4, 5)]
     assert follow(made, config, *scripts, leases=3).outcome == (Ending.MISSING, 0)
-    assert rounds_charged(config) == 4
+    assert rounds_charged(config) == 2, "the silo was started again: what it sent before counts"
 
 
 Heard = tuple[Callable[[bytes], list[bytes]] | None, bool]  # the list, and whether it was void
@@ -859,13 +936,15 @@ def test_seven_of_sixteen_rounds_are_put_up_with_for_ever(
     assert follow(made, config, rounds_of(*heard)).outcome == (Ending.DONE, 24)
 
 
-def test_rounds_are_counted_over_leases_until_the_silo_is_restarted(
+def test_rounds_are_counted_over_leases_until_the_operator_resumes_the_study(
     made: Consortium, config: SiloConfig
 ) -> None:
     leases = [rounds_of(*[VOID] * 4, first=first) for first in (1, 5, 9)]
     followed = follow(made, config, *leases, leases=3)
     assert followed.outcome == (Ending.MISSING, 0)
     assert len(followed.coordinator.requests) == 2
+    assert follow(made, config, rounds_of(GOOD, first=9)).outcome == (Ending.MISSING, 0)
+    assert resume(config, made.study)
     assert follow(made, config, rounds_of(GOOD, first=9)).outcome == (Ending.DONE, 1)
 
 

@@ -11,11 +11,11 @@ from silomix.consortium import Consortium
 from silomix_client.answer import StudyDesk
 from silomix_client.config import SiloConfig, load
 from silomix_client.errors import SiloError
-from silomix_client.records import read_records
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.mechanism import Participant
 from silomix_protocol.descriptor import RefusedDescriptor
 from support.consortia import SMALL_TASK
+from support.records import read_records
 from support.silos import (
     approved_silo,
     asked,
@@ -41,9 +41,9 @@ RECORDS: list[Cells] = [
 
 
 def replace_a_record(config: SiloConfig, row: int, record: Cells) -> None:
-    lines = config.data.read_text().splitlines()
+    lines = config.data.path.read_text().splitlines()
     lines[row + 1] = ",".join(record)
-    config.data.write_text("\n".join(lines) + "\n")
+    config.data.path.write_text("\n".join(lines) + "\n")
 
 
 def outcomes(made: Consortium, config: SiloConfig) -> list[tuple[str, str, int]]:

@@ -59,10 +59,9 @@ def one_mix(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
 @pytest.fixture
 def made(one_mix: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Consortium:
     """Three silos behind one mix; pauses between tries are taken out, connecting takes 0.3 s."""
-    for module in ("lease", "submit"):
-        no_jitter = SimpleNamespace(random=lambda: -1.0)
-        monkeypatch.setattr(f"silomix_client.{module}.random", no_jitter)
-        monkeypatch.setattr(f"silomix_client.{module}._CONNECT_S", 0.3)
+    no_pause = SimpleNamespace(uniform=lambda low, high: 0.0)
+    monkeypatch.setattr("silomix_client.retries.random", no_pause)
+    monkeypatch.setattr("silomix_client.submit._CONNECT_S", 0.3)
     monkeypatch.setattr("silomix_client.lease._CHANNEL_TRIES", TRIES)
     return copied(one_mix, tmp_path / "consortium")
 
@@ -325,6 +324,87 @@ def test_a_round_that_comes_before_its_token_is_answered_when_the_token_is_there
         yield ENDED
 
     assert follow(made, config, script, kind=False).outcome == (Ending.DONE, 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What the silo measures silences with; it stands still unless a script moves it."""
+    made = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("silomix_client.channel.monotonic", lambda: made.now)
+    return made
+
+
+def test_after_a_silence_only_the_round_that_is_still_open_is_answered(
+    made: Consortium,
+    config: SiloConfig,
+    clock: SimpleNamespace,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Four silences: two rounds come after the first, the next is closed meanwhile, the next
+    committed, and in the last the echo is held up as well."""
+
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        stage.echoing = False
+        clock.now += 100.0
+        for number in (1, 2):
+            async for event in asking(stage, number):
+                yield event
+        yield Event(echo=(await stage.said("echo")).echo)
+        await stage.mix.onions.get()
+        for number in (3, 4, 5):
+            clock.now += 100.0
+            yield stage.closed(stage.opened(number - 1)[0], void=True)
+            descriptor, events = stage.opened(number)
+            for event in events:
+                yield event
+            asked_back = (await stage.said("echo")).echo
+            if number == 3:
+                yield stage.closed(descriptor)
+            elif number == 4:
+                yield stage.committed(descriptor, [bytes(32)])
+            else:
+                clock.now += 100.0
+            yield Event(echo=asked_back)
+        yield ENDED
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 1)
+    assert rounds_charged(config) == 1
+    assert followed.mix.left_over() == []
+    passed_over = [f"round_passed_over round={number}" in caplog.text for number in range(1, 6)]
+    assert passed_over == [True, False, True, True, True]
+
+
+def test_rounds_that_follow_each_other_ask_for_no_echo(
+    made: Consortium, config: SiloConfig, clock: SimpleNamespace
+) -> None:
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        stage.echoing = False
+        for number in (1, 2, 3):
+            clock.now += 0.4 * made.study.batching.deadline_s
+            async for event in round_with(stage, number):
+                yield event
+        assert stage.frames.empty()
+        yield ENDED
+
+    followed = follow(made, config, script)
+    assert followed.outcome == (Ending.DONE, 3)
+
+
+def test_without_the_echo_that_it_asked_for_a_silo_answers_nothing(
+    made: Consortium, config: SiloConfig, clock: SimpleNamespace
+) -> None:
+    async def script(stage: Stage) -> AsyncIterator[Event]:
+        stage.echoing = False
+        clock.now += 100.0
+        async for event in asking(stage, 1):
+            yield event
+        await stage.said("echo")
+        yield Event(echo=b"something else")
+        yield ENDED
+
+    assert follow(made, config, script).outcome == (Ending.DONE, 0)
+    assert rounds_charged(config) == 0
 
 
 def test_tokens_are_asked_for_once_and_again_only_with_the_same_elements(

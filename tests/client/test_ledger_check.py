@@ -207,9 +207,9 @@ def test_a_closed_study_is_answered_no_more_and_frees_what_it_did_not_spend(
     reserved = ledger.reserved()
     assert (reserved.rounds, reserved.epsilon()) == (5, pytest.approx(2))
     ledger.close_study(consortium.study.identity, NOW)
-    with pytest.raises(RefusedQuery, match="closed"):
+    with pytest.raises(RefusedQuery, match="revoked"):
         desk.answer(asked(consortium, 5))
-    with pytest.raises(NotApproved, match="already closed"):
+    with pytest.raises(NotApproved, match="already revoked"):
         ledger.close_study(consortium.study.identity, NOW)
     assert ledger.total().rounds == 3
     assert ledger.reserved() == ledger.total()
@@ -233,7 +233,7 @@ def test_a_closed_study_cannot_be_approved_again(
     with pytest.raises(NotApproved, match="already approved"):
         ledger.reserve(approval)
     ledger.close_study(consortium.study.identity, NOW)
-    with pytest.raises(NotApproved, match="was closed here; a closed study cannot be approved"):
+    with pytest.raises(NotApproved, match="was revoked here; a revoked study cannot be approved"):
         ledger.reserve(approval)
 
 

@@ -89,7 +89,7 @@ def test_the_silos_software_and_a_simulation_give_the_same_reports_and_model(
                 ),
             )
         )
-        table = np.loadtxt(load(made.silos[index]).data, delimiter=",", skiprows=1)
+        table = np.loadtxt(load(made.silos[index]).data.path, delimiter=",", skiprows=1)
         reporter = Reporter(
             mechanism,
             study.participant(silo),

@@ -41,9 +41,9 @@ def renyi_policy(made: Consortium, epsilon: float = 8.0) -> None:
 
 
 def replace_record(config: SiloConfig, row: int) -> None:
-    lines = config.data.read_text().splitlines()
+    lines = config.data.path.read_text().splitlines()
     lines[row + 1] = "100,1,0"
-    config.data.write_text("\n".join(lines) + "\n")
+    config.data.path.write_text("\n".join(lines) + "\n")
 
 
 def answers(made: Consortium, rounds: int) -> list[np.ndarray]:
@@ -157,7 +157,7 @@ def test_a_gaussian_policy_refuses_a_subsampled_study_and_says_why(
 def test_a_policy_that_became_gaussian_answers_no_round_of_an_open_subsampled_study(
     consortium: Consortium,
 ) -> None:
-    """It could not say what that costs; the ledger still opens, so that the study can be closed."""
+    """It could not say what that costs; the ledger still opens, so that it can be revoked."""
     made = altered(consortium, POISSON)
     renyi_policy(made)
     approved_silo(made)
@@ -165,7 +165,7 @@ def test_a_policy_that_became_gaussian_answers_no_round_of_an_open_subsampled_st
     config = load(made.silos[0])
     ledger = open_ledger(config)
     desk = open_desk(config, made.study, ledger)
-    with pytest.raises(RefusedQuery, match=r"Gaussian accountant .* or close it"):
+    with pytest.raises(RefusedQuery, match=r"Gaussian accountant .* or revoke it"):
         desk.answer(asked(made, 1))
     assert not ledger.spending(made.study.identity).rounds
     ledger.close_study(made.study.identity, NOW)

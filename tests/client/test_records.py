@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from silomix_client.errors import BadRecords
-from silomix_client.records import read_records
 from silomix_core.losses import LossName
 from silomix_core.task import UNIT
 from support.consortia import SMALL_TASK, write_data
+from support.records import read_records
 
 NUMBERS = replace(SMALL_TASK, loss=LossName.ABSOLUTE, label_bounds=(0.0, 200.0))
 

@@ -12,7 +12,6 @@ from silomix_client.approve import approve, review
 from silomix_client.config import load
 from silomix_client.errors import BadRecords, BudgetExhausted, InvalidConfig, NotApproved
 from silomix_client.ledger import Ledger
-from silomix_client.records import read_records
 from silomix_client.reports import StoredReport
 from silomix_client.snapshot import thaw
 from silomix_core.accounting.events import PrivacyTarget
@@ -20,6 +19,7 @@ from silomix_core.losses import LossName
 from silomix_core.study import Study
 from silomix_core.task import Feature, Scaling, Task
 from support.consortia import SMALL_TASK, write_data
+from support.records import read_records
 from support.silos import (
     NOW,
     allowing,
@@ -52,7 +52,7 @@ def test_approving_again_with_changed_data_leaves_the_frozen_snapshot_alone(
     """It was overwritten before the refusal, and the study could never be answered again."""
     config = approved_silo(consortium)
     before = written(config)
-    write_data(config.data, SMALL_TASK, 40, seed=77)
+    write_data(config.data.path, SMALL_TASK, 40, seed=77)
     with pytest.raises(NotApproved, match="already approved"):
         approve(config, review(config, study_file(consortium)), NOW)
     assert written(config) == before
@@ -212,9 +212,9 @@ def test_a_number_beyond_all_floats_is_refused_by_name(tmp_path: Path, key: str)
 @pytest.mark.parametrize("minimum", [0, -1])
 def test_a_floor_below_one_record_is_refused_by_name(tmp_path: Path, minimum: int) -> None:
     (tmp_path / "silo.toml").write_text('name = "a"\ndata = "d.csv"\npolicy = "policy.toml"\n')
-    policy = {"epsilon": 3.0, "delta": 1e-6, "minimum_records": minimum}
+    policy = {"epsilon": 3.0, "delta": 1e-6, "minimum_people": minimum}
     (tmp_path / "policy.toml").write_text(tomli_w.dumps(policy))
-    with pytest.raises(InvalidConfig, match="minimum_records"):
+    with pytest.raises(InvalidConfig, match="minimum_people"):
         load(tmp_path / "silo.toml")
 
 

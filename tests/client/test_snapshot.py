@@ -97,7 +97,7 @@ def test_data_changed_after_approval_changes_no_report(consortium: Consortium, c
     for number in (1, 2):
         desk = open_desk(config, consortium.study, ledger, no_noise)
         reports.append(opened(consortium, desk.answer(asked(consortium, number))))
-        _change(config.data, change)
+        _change(config.data.path, change)
     ledger.close()
     assert np.array_equal(reports[0], reports[1])
 

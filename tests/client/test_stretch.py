@@ -14,6 +14,7 @@ from silomix_core.noise import RandomBytes
 from silomix_proto import channel_pb2
 from silomix_protocol.keys import ForgedSignature
 from silomix_protocol.roundkeys import RefusedKeys
+from silomix_protocol.statements import check_token_request
 from silomix_protocol.tokens import TOKEN_BYTES, RefusedToken, Token, issuer
 from support.consortia import make_consortium
 from support.silos import (
@@ -24,6 +25,7 @@ from support.silos import (
     key_lists_of,
     open_desk,
     open_ledger,
+    silo_key,
     stretch_of,
     token_issuer,
     tokens_for,
@@ -47,7 +49,7 @@ def ledger(config: SiloConfig) -> Iterator[Ledger]:
 
 @pytest.fixture
 def stretches(consortium: Consortium, ledger: Ledger) -> Stretches:
-    return Stretches(consortium.study, ledger)
+    return Stretches(consortium.study, ledger, silo_key(consortium))
 
 
 def requested(stretches: Stretches, stretch: Stretch) -> channel_pb2.TokenRequest:
@@ -88,7 +90,7 @@ def test_a_stretch_that_is_announced_again_asks_only_for_what_is_missing(
 ) -> None:
     """A silo that was restarted within a stretch; round 2 was answered meanwhile."""
     give_tokens(ledger, consortium.study, [1, 2, 4])
-    restarted = Stretches(consortium.study, ledger)
+    restarted = Stretches(consortium.study, ledger, silo_key(consortium))
     assert wanted(requested(restarted, stretch_of(consortium))) == [3, 5]
     assert wanted(requested(restarted, stretch_of(consortium))) == []  # on their way
 
@@ -323,7 +325,7 @@ def test_a_stretch_of_more_rounds_than_anybody_may_announce_is_refused(
 ) -> None:
     longer = replace(consortium, study=replace(consortium.study, most_rounds=65))
     with pytest.raises(RefusedKeys, match="1 to 64"):
-        Stretches(longer.study, ledger).open(stretch_of(longer))
+        Stretches(longer.study, ledger, silo_key(longer)).open(stretch_of(longer))
 
 
 @pytest.mark.parametrize("gate", [True, False])
@@ -334,7 +336,7 @@ def test_a_study_without_tokens_asks_for_none_and_its_reports_have_none(
     made = make_consortium(folder, tokens=False, gate=gate)
     config = approved_silo(made)
     ledger = open_ledger(config)
-    stretches = Stretches(made.study, ledger)
+    stretches = Stretches(made.study, ledger, silo_key(made))
     assert stretches.open(stretch_of(made)) is None
     stretch = stretch_of(made)
     stretch.token_keys.extend([bytes(32)] * 5)
@@ -343,3 +345,14 @@ def test_a_study_without_tokens_asks_for_none_and_its_reports_have_none(
     report = open_desk(config, made.study, ledger).answer(asked(made, 1))
     assert report.payload.startswith(b"SMR1")
     ledger.close()
+
+
+def test_a_request_for_tokens_is_signed_by_the_silo_itself(
+    consortium: Consortium, ledger: Ledger
+) -> None:
+    study = consortium.study
+    request = Stretches(study, ledger, silo_key(consortium)).open(stretch_of(consortium))
+    assert request is not None
+    check_token_request(request, study, study.silos[0])
+    with pytest.raises(ForgedSignature):
+        check_token_request(request, study, study.silos[1])

@@ -1,5 +1,6 @@
 """Noisy minibatch SGD as a generator: what it asks, what it returns, where it ends."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -15,17 +16,26 @@ from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
 from silomix_core.algorithms.geometry import Ball
 from silomix_core.algorithms.noisy_mb_sgd import (
     ALGORITHM,
-    MOMENTUM,
     ONE_PASS,
     noisy_mb_sgd,
     step_size,
 )
-from silomix_core.algorithms.seam import Aggregate, Algorithm, AlgorithmPlan, Query, Setting
+from silomix_core.algorithms.seam import (
+    Aggregate,
+    Algorithm,
+    AlgorithmPlan,
+    Averaging,
+    Descent,
+    Query,
+    Setting,
+)
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Phase
+from silomix_core.study import InvalidStudy, Study
 from silomix_core.task import UNIT
 from silomix_core.update import ClippedSum, Records
 from support.privacy_checks import SUM_UNIT, Floats, hostile_task
+from support.studies import parse, study_tree
 
 Answer = Callable[[int, Query], Aggregate | None]
 LOGISTIC = loss(LossName.LOGISTIC)
@@ -210,20 +220,33 @@ def test_projection_is_idempotent_and_gives_the_nearest_point(point: Floats, rad
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 10, 11])
-def test_the_model_is_the_average_of_the_last_three_quarters_of_the_iterates(rounds: int) -> None:
-    """The r-th counts r times.  Gradients that shrink on the way show no curvature."""
-    agreed, answers = plan(rounds, radius=100.0), downhill(void={3})
+@pytest.mark.parametrize(
+    ("descent", "momentum", "weight"),
+    [
+        (Descent(), 0.8, lambda r, rounds: r if 4 * r > rounds else 0),
+        (Descent(0.0, Averaging.WEIGHTED), 0.0, lambda r, rounds: r),
+        (Descent(0.5, Averaging.TAIL), 0.5, lambda r, rounds: 1 if 2 * r > rounds else 0),
+    ],
+)
+def test_momentum_and_averaging_are_what_the_study_says(
+    descent: Descent, momentum: float, weight: Callable[[int, int], int], rounds: int
+) -> None:
+    """By default the last three quarters count, the r-th r times.
+
+    The same slope everywhere shows no curvature.
+    """
+    agreed, answers = plan(rounds, radius=100.0, descent=descent), downhill(void={3})
     queries, model = play(agreed, answers)
     # by hand: momentum, step, projection
     iterates, point, velocity = [], np.zeros(3), np.zeros(3)
     for index in range(rounds):
         aggregate = answers(index, queries[index])
         if aggregate is not None:
-            velocity = MOMENTUM * velocity + (1 - MOMENTUM) * aggregate.gradient
+            velocity = momentum * velocity + (1 - momentum) * aggregate.gradient
             point = point - step_size(agreed) * velocity
             point = point * min(1.0, 100.0 / float(np.linalg.norm(point)))
         iterates.append(point)
-    weights = [number if 4 * number > rounds else 0 for number in range(1, rounds + 1)]
+    weights = [weight(number, rounds) for number in range(1, rounds + 1)]
     assert model == pytest.approx(np.average(iterates, axis=0, weights=weights))
     for query, iterate in zip(islice(queries, 1, None), iterates, strict=False):
         assert query.point == pytest.approx(iterate)
@@ -246,13 +269,15 @@ HOSTILE = {
 
 @pytest.mark.parametrize("hessian", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("noise", [1e-9, 1e-3])
+@pytest.mark.parametrize("momentum", [0.8, 0.5, 0.0])
 def test_no_curvature_within_the_public_bound_makes_it_bounce(
-    hessian: Floats, noise: float
+    hessian: Floats, noise: float, momentum: float
 ) -> None:
     """In the steepest direction the model ends near the minimizer, whatever ε was."""
     d = len(hessian)
     target = np.full(d, 20 / sqrt(d))
-    agreed = plan(60, d, radius=50.0, noise=noise, smoothness=0.5)
+    descent = Descent(momentum)
+    agreed = plan(60, d, radius=50.0, noise=noise, smoothness=0.5, descent=descent)
     rng = np.random.default_rng(8)
 
     def answer(index: int, query: Query) -> Aggregate:
@@ -277,7 +302,7 @@ def test_noise_alone_shows_no_curvature() -> None:
     velocity, point = np.zeros(3), np.zeros(3)
     for query, answer in zip(queries, answers, strict=True):
         assert query.point == pytest.approx(point)
-        velocity = MOMENTUM * velocity + (1 - MOMENTUM) * answer.gradient
+        velocity = 0.8 * velocity + 0.2 * answer.gradient
         point = point - step_size(agreed) * velocity
 
 
@@ -323,3 +348,38 @@ def test_the_first_step_makes_noise_wander_half_the_radius(
     wanted = 0.5 * radius * sqrt(silos) / (noise * sqrt(dimension * rounds))
     evenly_spread = 8 * dimension / min(smoothness, SETTING.lipschitz)
     assert step_size(agreed) == pytest.approx(min(wanted, evenly_spread))
+
+
+# What a study may say of them ---------------------------------------------------------------------
+
+
+def described(name: str, **keys: object) -> Study:
+    tree = study_tree()
+    tree["algorithm"] |= {"name": name} | keys
+    return parse(tree)
+
+
+@pytest.mark.parametrize("name", ["noisy-mb-sgd", "one-pass-mb-sgd"])
+def test_a_study_says_momentum_and_averaging(name: str) -> None:
+    usual, own = described(name), described(name, momentum=0, averaging="tail")
+    assert usual.descent == usual.setting.descent == Descent(0.8, Averaging.WEIGHTED_TAIL)
+    assert own.descent == own.setting.descent == Descent(0.0, Averaging.TAIL)
+    assert own.identity != usual.identity
+    assert own.mechanism() == usual.mechanism()  # no privacy depends on it
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "says"),
+    [
+        ("plain-mb-sgd", "momentum", 0.5, "algorithm.momentum: plain-mb-sgd has none to choose"),
+        ("dp-fedavg", "averaging", "tail", "algorithm.averaging: dp-fedavg has none to choose"),
+        ("noisy-mb-sgd", "momentum", 1.0, "algorithm: momentum must lie between 0 and 0.99"),
+        ("noisy-mb-sgd", "momentum", -0.1, "algorithm: momentum must lie between 0 and 0.99"),
+        ("noisy-mb-sgd", "averaging", "best", "'best' is not one of tail, weighted, weighted-tail"),
+    ],
+)
+def test_a_descent_that_there_is_not_is_refused(
+    name: str, key: str, value: object, says: str
+) -> None:
+    with pytest.raises(InvalidStudy, match=re.escape(says)):
+        described(name, **{key: value})

@@ -11,10 +11,14 @@ from silomix_core.accounting.gaussian import gaussian_delta
 from silomix_core.audit_bounds import (
     correlation,
     detection,
+    difference,
     epsilon_lower,
     gaussian_detection,
     gaussian_mu,
     gaussian_mu_lower,
+    move,
+    move_detection,
+    move_lower,
     mu_lower,
     mu_lower_pooled,
     noise_upper,
@@ -149,6 +153,38 @@ def test_correlation_is_seen_and_its_absence_too() -> None:
     assert correlation(first, first)[1] == 0
 
 
+def mixture(rng: np.random.Generator, count: int, chance: float, move: float) -> np.ndarray:
+    return move * (rng.random(count) < chance) + rng.normal(0, 1, count)
+
+
+@pytest.mark.parametrize(("chance", "far"), [(0.5, 1.5), (0.1, 4.0)])
+def test_the_limit_of_the_move_is_wrong_no_more_often_than_stated(
+    chance: float, far: float
+) -> None:
+    """2000 draws at α = 5 %, fixed seed; a bound by Chernoff is wrong less often than it may."""
+    rng, chances, moves = np.random.default_rng(8), np.full(60, chance), np.full(60, far)
+    wrong = sum(
+        move_lower(mixture(rng, 60, chance, far), chances, moves, 0.05) > 1 for _ in range(2000)
+    )
+    assert 4 < wrong < 100
+
+
+def test_moves_that_are_farther_or_more_frequent_are_found_and_measured() -> None:
+    rng, chances, moves = np.random.default_rng(9), np.full(2000, 0.25), np.full(2000, 1.0)
+    for values in (mixture(rng, 2000, 0.25, 2.0), mixture(rng, 2000, 0.5, 1.0)):
+        assert move(values, chances, moves) == pytest.approx(2, abs=0.5)
+        assert 1.2 < move_lower(values, chances, moves, 0.00025) < 2
+    assert move_lower(-mixture(rng, 2000, 0.25, 2.0), chances, moves, 0.00025) == 0
+
+
+def test_a_difference_of_means_is_seen_and_its_absence_as_often_as_stated() -> None:
+    """4000 pairs at p < 5 %, fixed seed."""
+    rng = np.random.default_rng(10)
+    found = sum(difference(rng.normal(3, 2, 9), rng.normal(3, 2, 12)) < 0.05 for _ in range(4000))
+    assert 140 < found < 261
+    assert difference(rng.normal(0, 1, 100), rng.normal(1.3, 1, 100)) < 1e-6
+
+
 # Power -------------------------------------------------------------------------------------------
 
 
@@ -168,6 +204,15 @@ def test_the_power_is_that_of_simulated_audits() -> None:
     assert abs(anyhow / 2000 - power) < 5 * np.sqrt(power * (1 - power) / 2000)
     assert gaussian / 2000 > 0.998
     assert gaussian_detection(claimed, true, 200, alpha) > 0.9999
+
+
+def test_the_power_to_see_a_move_is_that_of_simulated_audits() -> None:
+    """500 audits of 300 reports, fixed seed; a Gaussian tail stands in for the exact one."""
+    rng, chances, moves = np.random.default_rng(11), np.full(300, 0.3), np.full(300, 0.9)
+    found = sum(
+        move_lower(mixture(rng, 300, 0.3, 1.8), chances, moves, 0.01) > 1 for _ in range(500)
+    )
+    assert found / 500 == pytest.approx(move_detection(0.3, 0.9, 300, 0.01), abs=0.08)
 
 
 def test_a_silo_that_keeps_its_promise_is_hardly_ever_refuted() -> None:

@@ -17,14 +17,14 @@ from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
 from silomix_core.algorithms.local_updates import warm_rounds
 from silomix_core.algorithms.seam import Aggregate, AlgorithmPlan, LocalSteps, Query, Setting
 from silomix_core.central import central_figures
-from silomix_core.federation import run_study
+from silomix_core.federation import rehearsal, run_study
 from silomix_core.losses import LossName, loss
 from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
 from silomix_core.models import Linear
 from silomix_core.noise import LARGEST_NOISE, SIGMA_UNITS
 from silomix_core.report import decode_report, encode_report
 from silomix_core.reporting import Question, Reporter
-from silomix_core.task import UNIT
+from silomix_core.task import UNIT, Feature, Scaling, Task
 from silomix_core.update import Records
 from support.privacy_checks import Floats
 from support.silos import no_noise
@@ -204,8 +204,52 @@ def test_noise_makes_the_mean_of_all_walks_wander_by_the_diameter_at_most(
     size, (phase,) = entry.local(plan).size, plan.phases
     assert 0 < size * noise * sqrt(DIMENSION * phase.events / SILOS) <= known.diameter * 1.000001
     assert size <= 300 / phase.steps
+    numbers = entry.local(replace(plan, setting=replace(known, numbers=True))).size
+    if name != "local-sgd":
+        assert numbers * noise * sqrt(DIMENSION * phase.events / SILOS) <= known.radius / 1.999
     steep = replace(plan, setting=setting(20, 5, ridge=10.0))
     assert entry.local(steep).size <= 0.1 / phase.steps
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_numbers_are_approached_by_steps_that_no_curvature_makes_bounce(name: str) -> None:
+    """A quadratic of curvature β, any β: K steps from anywhere come nearer; classes may step on."""
+    entry, classes = algorithm(name), setting(20, 5)
+    for smoothness in (0.1, 1.0, 50.0):
+        known = replace(classes, smoothness=smoothness, numbers=True)
+        plan = AlgorithmPlan(known, entry.phases(known), (1e-9,))
+        assert entry.local is not None
+        assert abs(1 - entry.local(plan).size * smoothness) <= 1
+    if name != "local-sgd":
+        assert entry.local(replace(plan, setting=classes)).size == 300 / plan.phases[0].steps
+
+
+@pytest.mark.parametrize("name", ["dp-fedavg", "dp-scaffold"])
+def test_local_steps_learn_numbers(name: str) -> None:
+    """All features above the middle of their bounds, so that one direction is steep."""
+    task = Task(
+        LossName.SQUARED,
+        "y",
+        (Feature("x", 0.0, 1.0, 0.5, count=6),),
+        Scaling.UNIT_BALL,
+        bias=0.3,
+        label_bounds=(0.0, 6.0),
+    )
+    rng = np.random.default_rng(4)
+    values = rng.uniform(0.5, 1.0, (1800, 6))
+    labels = values @ np.array([2.0, 2.0, 2.0, 0.0, 0.0, 0.0]) + 0.1 * rng.normal(size=1800)
+    encoded, targets = task.encode(values), task.encode_labels(labels)
+    silos = [Records(encoded[rows], targets[rows]) for rows in np.split(np.arange(1500), 3)]
+    made = rehearsal(
+        task,
+        algorithm(name),
+        [Participant(500, PrivacyTarget(8.0, 1e-5))] * 3,
+        rounds=30,
+        radius=4.0,
+        clip=0.13,
+    )
+    wrong = task.predict(encoded[1500:] @ made.run(silos, rng) / UNIT) - labels[1500:]
+    assert np.mean(wrong**2) < 0.2 * labels.var()  # 1.4 with steps of 300/K
 
 
 # What a report is --------------------------------------------------------------------------------

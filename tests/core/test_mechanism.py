@@ -291,7 +291,8 @@ def test_a_phase_costs_what_its_rounds_and_records_cost_alone() -> None:
     made = in_phases(Phase(9, 0.5), Phase(4, 0.25))
     for index, (rounds, records) in enumerate([(9, 500), (4, 250)]):
         alone = full_batch(STUDY, clip=1.0, rounds=rounds, dimension=5, records=records)
-        assert made.sigma(index) == pytest.approx(alone.sigma(), rel=1e-12)
+        assert made.sigma(index) == pytest.approx(alone.sigma(), rel=1e-8)
+        assert made.sigma(index) >= alone.sigma()  # by what the integers of the longest phase take
 
 
 def test_rounds_belong_to_their_phases_in_order() -> None:
@@ -406,7 +407,7 @@ def test_every_silo_keeps_its_own_promise_and_the_tightest_meets_it(
             ).grids[0]
             for silo in silos
         ]
-        assert made.grids[phase] == max(alone)
+        assert max(alone) <= made.grids[phase] <= max(alone) * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1e7, nan, inf])

@@ -209,39 +209,41 @@ def check_consortium() -> None:
     check_promises(*consortium())
 
 
-Grid = Callable[[Participant, float, int, Phase, Minibatch], float]
+Grid = Callable[[Participant, float, int, Phase, Minibatch, int], float]
 grid_of: Grid = mechanism_module._grid
 
 
 def no_weight(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
 ) -> float:
-    return grid_of(replace(silo, weight=1.0), clip, dimension, phase, batch)
+    return grid_of(replace(silo, weight=1.0), clip, dimension, phase, batch, most)
 
 
 def no_rounds(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
 ) -> float:
-    return grid_of(silo, clip, dimension, replace(phase, rounds=1), batch)
+    return grid_of(silo, clip, dimension, replace(phase, rounds=1), batch, most)
 
 
 def no_share(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
 ) -> float:
-    return grid_of(silo, clip, dimension, replace(phase, share=1.0), batch)
+    return grid_of(silo, clip, dimension, replace(phase, share=1.0), batch, most)
 
 
 def one_promise(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
 ) -> float:
-    return grid_of(replace(silo, target=PrivacyTarget(2, 1e-6)), clip, dimension, phase, batch)
+    return grid_of(
+        replace(silo, target=PrivacyTarget(2, 1e-6)), clip, dimension, phase, batch, most
+    )
 
 
 def another_delta(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch
+    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
 ) -> float:
     return grid_of(
-        replace(silo, target=replace(silo.target, delta=2e-6)), clip, dimension, phase, batch
+        replace(silo, target=replace(silo.target, delta=2e-6)), clip, dimension, phase, batch, most
     )
 
 
@@ -365,7 +367,7 @@ def test_the_loss_of_full_batches_for_drawn_ones_is_caught(monkeypatch: pytest.M
     monkeypatch.setattr(
         mechanism_module,
         "largest_mu",
-        lambda target, scheme, ratio, rounds, dimension: (
+        lambda target, scheme, ratio, rounds, dimension, most: (
             largest_mu(target, Scheme.FULL, 1.0, rounds, dimension) / ratio * 1.1
         ),
     )

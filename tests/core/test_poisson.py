@@ -15,9 +15,15 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp import RdpAccountant
+from scipy.stats import norm
 from silomix_core.accounting.events import PrivacyEvent, Scheme
 from silomix_core.accounting.gaussian import gaussian_epsilon
-from silomix_core.accounting.poisson import CONVOLUTION_ERROR, LEAST_DELTA, poisson_epsilon
+from silomix_core.accounting.poisson import (
+    CONVOLUTION_ERROR,
+    LEAST_DELTA,
+    poisson_epsilon,
+    total_variation,
+)
 from silomix_core.accounting.renyi import renyi_epsilon
 from support.privacy_checks import Floats, poisson_delta
 
@@ -264,3 +270,13 @@ def test_the_trap_is_the_same_inside_sampled_events() -> None:
     everybody = SampledWithoutReplacementDpEvent(10, 10, GaussianDpEvent(4.0))
     rdp = RdpAccountant([8], REPLACE).compose(everybody)
     assert rdp._rdp[0] == pytest.approx(8 * (1 / 4.0) ** 2 / 2)
+
+
+@pytest.mark.parametrize(("ratio", "mu"), [(1.0, 1.3), (0.5, 2.0), (0.1, 5.0)])
+def test_the_total_variation_of_one_round_is_that_of_the_definition(
+    ratio: float, mu: float
+) -> None:
+    """q·(N(h) − N(−h)): q(2Φ(h) − 1), h = μ/2; rounded up, by less than the grid of losses."""
+    event = PrivacyEvent(Scheme.WITHOUT_REPLACEMENT, ratio, mu, 1.0, 1)
+    exact = ratio * (2 * norm.cdf(mu / 2) - 1)
+    assert exact <= total_variation([(event, 1)]) <= exact + 1e-3

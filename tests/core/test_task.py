@@ -115,6 +115,27 @@ def test_the_unit_sphere_gives_every_record_norm_one_but_the_zero_record() -> No
     assert norms == pytest.approx([UNIT, UNIT, 0], abs=1)
 
 
+@pytest.mark.parametrize("others", [0.0, 1.5e-162, -5e-324])
+@pytest.mark.parametrize("tiny", [2.7e-162, 1e-170, 5e-324])
+def test_the_unit_sphere_is_the_unit_sphere_for_the_smallest_numbers(
+    tiny: float, others: float
+) -> None:
+    made = task(Feature("x", -1.0, 1.0, 0.0, count=50), scaling=Scaling.UNIT_SPHERE)
+    encoded = made.encode(np.array([[tiny] + [others] * 49, [1.0] + [others] * 49]))
+    assert np.abs(encoded).max() <= UNIT
+    norms = np.linalg.norm(encoded[:, :-1], axis=1)
+    assert norms == pytest.approx([UNIT, UNIT], abs=5)
+
+
+def test_scaling_by_a_power_of_two_first_changes_no_bit() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(500, 7)) * 10.0 ** rng.integers(-40, 1, (500, 1))
+    made = task(Feature("x", -9.0, 9.0, 0.0, count=7), scaling=Scaling.UNIT_SPHERE)
+    scaled = values / 9
+    plain = scaled / np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
+    assert np.array_equal(made.encode(values)[:, :-1], np.rint(plain * UNIT))
+
+
 def test_a_feature_with_a_count_stands_for_numbered_columns() -> None:
     made = task(Feature("age", 0, 1, 0), Feature("gene", -1, 1, 0, count=3))
     assert made.columns == ("age", "gene_1", "gene_2", "gene_3")

@@ -8,20 +8,28 @@ attacker.  All keys are the same in every run; sealing and blinding stay random.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from silomix_core.report import MalformedReport, decode_report, encode_report
 from silomix_core.study import InvalidStudy, Study
-from silomix_proto import channel_pb2, mix_pb2, round_pb2
+from silomix_proto import channel_pb2, introduction_pb2, mix_pb2, round_pb2
 from silomix_protocol import batches, complaints, onion, roundkeys, statements
 from silomix_protocol.batches import BrokenBatch
+from silomix_protocol.certificates import Authority
 from silomix_protocol.descriptor import RefusedDescriptor, RoundDigest, check, study_of
+from silomix_protocol.introduction import Door, introduce
+from silomix_protocol.introduction_header import HEADER as HEADER_NAME
 from silomix_protocol.keys import ForgedSignature, SealKey, UnusableKey
 from silomix_protocol.onion import UnopenableLayer
+from silomix_protocol.revocation import caller_of
 from silomix_protocol.roundkeys import RefusedKeys
 from silomix_protocol.statements import BrokenChain
+from silomix_protocol.tls import Identity, UnknownPeer
 from silomix_protocol.tokens import RefusedToken, Token, blind
+from silomix_protocol.version import WrongVersion
 from support.rounds import (
     committed_list,
     fixed_keys,
@@ -116,6 +124,43 @@ def sealing_keys(data: bytes) -> None:
 def released_key(data: bytes) -> None:
     key = SealKey.from_raw(mix_pb2.ReleasedKey.FromString(data).key)
     assert len(key.public) == 1216
+
+
+# Introductions -----------------------------------------------------------------------------------
+
+_TIME = 1_800_000_000.0
+_SILO = STUDY.silos[0].name
+_AUTHORITY = Authority.create("consortium", datetime.fromtimestamp(_TIME, UTC))
+_CERTIFIED = _AUTHORITY.issue(_SILO, (), datetime.fromtimestamp(_TIME, UTC), serves=False)
+_OWN = Identity(_SILO, _AUTHORITY.pem, _CERTIFIED.certificate, _CERTIFIED.key)
+(_INTRODUCED,) = introduce(_OWN, "server", STUDY, PARTIES.keys[_SILO], _TIME).metadata
+
+
+class _Call:
+    """A call with this introduction, over a connection without a certificate."""
+
+    def __init__(self, header: bytes) -> None:
+        self._header = header
+
+    def invocation_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return ((HEADER_NAME, self._header),)
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+
+def introduction(data: bytes) -> None:
+    call: Any = _Call(data)
+    caller = Door("server", _AUTHORITY.pem, (STUDY,), now=lambda: _TIME).caller(call)
+    assert caller.name == _SILO
+    guarded = caller_of(call)
+    assert guarded is not None
+    assert guarded.name == _SILO, "who is let in must be who is looked for among the revoked"
+
+
+def introduction_of_silo(data: bytes) -> None:
+    signature = PARTIES.keys[_SILO].sign("introduction", data)
+    introduction(introduction_pb2.Signed(content=data, signature=signature).SerializeToString())
 
 
 # Statements --------------------------------------------------------------------------------------
@@ -314,6 +359,12 @@ TARGETS: dict[str, Target] = {
     ),
     "descriptor_of_coordinator": Target(
         descriptor_of_coordinator, (RefusedDescriptor,), (ROUND.descriptor.encoded,)
+    ),
+    "introduction": Target(introduction, (UnknownPeer, WrongVersion), (_INTRODUCED[1],)),
+    "introduction_of_silo": Target(
+        introduction_of_silo,
+        (UnknownPeer, WrongVersion),
+        (introduction_pb2.Signed.FromString(_INTRODUCED[1]).content,),
     ),
     "key_lists_forged": Target(key_lists_forged, (*NOT_WIRE, *FORGED, RefusedKeys), (STRETCH,)),
     "key_lists_of_mixes": Target(key_lists_of_mixes, (*NOT_WIRE, RefusedKeys), (STRETCH,)),

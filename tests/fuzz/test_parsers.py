@@ -8,7 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from silomix_proto import channel_pb2, mix_pb2, round_pb2
+from silomix_proto import channel_pb2, introduction_pb2, mix_pb2, round_pb2
 
 NAMES = pytest.mark.parametrize("name", TARGETS)
 BOUNDED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -70,6 +70,8 @@ def test_valid_messages_cut_short_or_run_on(name: str, data: st.DataObject) -> N
 KINDS: dict[str, type[Message]] = {
     "descriptor": round_pb2.SignedDescriptor,
     "descriptor_of_coordinator": round_pb2.RoundDescriptor,
+    "introduction": introduction_pb2.Signed,
+    "introduction_of_silo": introduction_pb2.Introduction,
     "key_lists_forged": channel_pb2.StretchOpened,
     "key_lists_of_mixes": channel_pb2.StretchOpened,
     "round_keys": channel_pb2.RoundOpened,

@@ -25,6 +25,7 @@ from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol.batches import frames
 from silomix_protocol.certificates import Authority
 from silomix_protocol.statements import check_receipt, input_of
+from silomix_protocol.version import user_agent
 from support.consortia import make_consortium
 from support.mixes import (
     RPC_S,
@@ -46,6 +47,7 @@ from support.mixes import (
     submission,
     submit,
     submit_all,
+    told,
     wide_task,
 )
 
@@ -167,12 +169,20 @@ def test_one_message_larger_than_a_chunk_is_refused_unread(small: Scene) -> None
         huge = announced(small.made, played, bytes(3 * 2**20), length_of(played))
         own = identity(small.made, "silo-1")
         credentials = grpc.ssl_channel_credentials(own.authority, own._key, own.certificate)
-        options = [("grpc.ssl_target_name_override", "mix-1")]  # and no limit of our own
+        options = [  # and no limit of our own
+            ("grpc.ssl_target_name_override", "mix-1"),
+            ("grpc.primary_user_agent", user_agent()),
+        ]
         address = small.made.study.mixes[0].address
         async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
-            call = mix_pb2_grpc.MixStub(channel).Submit(timeout=RPC_S, wait_for_ready=True)
-            await call.write(huge)
-            code, _ = await refusal(call.read())
+            stub = mix_pb2_grpc.MixStub(channel)
+
+            async def sent() -> object:
+                call = stub.Submit(timeout=RPC_S, wait_for_ready=True)
+                await call.write(huge)
+                return await call.read()
+
+            code, _ = await refusal(told(sent))
         assert code is EXHAUSTED
         assert small.stored(played) == 0
 
@@ -617,11 +627,15 @@ def test_a_report_that_cannot_be_stored_gets_no_receipt_and_may_come_again(
     async def refused(played: PlayedRound, sealed: bytes) -> bool:
         frames_ = submission(made, "silo-1", played.descriptor, sealed, chunk_bytes=2**20)
         async with calling(made, "silo-1", "mix-1") as stub:
-            call = stub.Submit(timeout=RPC_S, wait_for_ready=True)
-            try:
+
+            async def sent() -> object:
+                call = stub.Submit(timeout=RPC_S, wait_for_ready=True)
                 for frame in frames_:
                     await call.write(frame)
-                receipt = await call.read()
+                return await call.read()
+
+            try:
+                receipt = await told(sent)
             except grpc.aio.AioRpcError as error:
                 return error.code() is EXHAUSTED
         assert isinstance(receipt, mix_pb2.Receipt)

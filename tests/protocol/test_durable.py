@@ -1,12 +1,21 @@
-"""What every party keeps in SQLite: whole transactions, and a file that is not ours is named."""
+"""What every party keeps: whole transactions, whole files, and a file that is not ours is named."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from silomix_protocol.durable import UnusableDatabase, note, open_database, transaction
+from silomix_protocol.durable import (
+    UnusableDatabase,
+    note,
+    open_database,
+    transaction,
+    write_durably,
+    write_whole,
+)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS parents (name TEXT PRIMARY KEY);
@@ -73,3 +82,40 @@ def test_a_database_of_another_release_is_named_and_left_alone(tmp_path: Path) -
         open_database(path, SCHEMA, 2)
     with closing(open_database(path, SCHEMA, 1)) as database:
         assert counted(database) == 1
+
+
+@pytest.mark.parametrize("trap", ["file", "link"])
+def test_a_secret_is_not_written_into_what_somebody_else_laid_out(
+    tmp_path: Path, trap: str
+) -> None:
+    """In a folder like /tmp: a file that its maker can read, a link to one."""
+    path, laid = tmp_path / "silo-1.invitation", tmp_path / "silo-1.invitation.part"
+    readable = laid if trap == "file" else tmp_path / "elsewhere"
+    readable.write_bytes(b"")
+    readable.chmod(0o666)
+    if trap == "link":
+        laid.symlink_to(readable)
+    with readable.open("rb") as held:
+        write_durably(path, b"secret")
+        assert held.read() == b""
+    assert path.read_bytes() == b"secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not path.is_symlink()
+
+
+def test_writers_of_one_file_at_once_leave_the_whole_of_one_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "revoked.crl"
+    contents = [bytes([each]) * 100_000 * (each + 1) for each in range(4)]
+    with ThreadPoolExecutor(len(contents)) as writers:
+        for _ in range(20):
+            list(writers.map(lambda content: write_whole(path, content), contents))
+            assert path.read_bytes() in contents
+    assert os.listdir(tmp_path) == ["revoked.crl"]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.mkdir()
+    with pytest.raises(OSError, match="kept"):
+        write_whole(path, b"secret")
+    assert os.listdir(tmp_path) == ["kept"]

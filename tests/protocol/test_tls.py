@@ -3,7 +3,7 @@
 Real servers and channels on loopback.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ from silomix_proto import mix_pb2, mix_pb2_grpc
 from silomix_protocol.certificates import Authority
 from silomix_protocol.keys import UnusableKey, write_secret
 from silomix_protocol.tls import CHUNK_BYTES, CannotListen, Identity, ServerContext, peer_name
-from support.mixes import RPC_S, run
+from support.mixes import RPC_S, run, told
 
 NOW = datetime.now(UTC)
 AUTHORITY = Authority.create("consortium", NOW)
@@ -213,13 +213,12 @@ def test_two_servers_cannot_share_an_address() -> None:
 def test_a_compressed_message_is_refused() -> None:
     async def scene() -> grpc.StatusCode:
         async with serving(MIX) as (_, address), SILO.channel("mix-1", address) as channel:
-            frames = iter([mix_pb2.BatchFrame(chunk=bytes(10_000))])
-            gzip = grpc.Compression.Gzip
-            call = mix_pb2_grpc.MixStub(channel).Forward(frames, timeout=RPC_S, compression=gzip)
-            return await refusal(_answer(call))
+            stub, gzip = mix_pb2_grpc.MixStub(channel), grpc.Compression.Gzip
+
+            async def sent() -> object:
+                frames = iter([mix_pb2.BatchFrame(chunk=bytes(10_000))])
+                return await stub.Forward(frames, timeout=RPC_S, compression=gzip)
+
+            return await refusal(told(sent))
 
     assert run(scene()) is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def _answer(call: Awaitable[object]) -> object:
-    return await call

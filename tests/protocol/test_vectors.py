@@ -192,6 +192,7 @@ def test_there_is_a_vector_for_every_purpose() -> None:
         "confirmation",
         "abandonment",
         "complaint",
+        "tokens",
     }
 
 

@@ -1,8 +1,8 @@
 """The round channel with silos on it: who is let in, what each may say, and what happens then."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +15,7 @@ from silomix.consortium import Consortium
 from silomix_proto import channel_pb2, channel_pb2_grpc, round_pb2
 from silomix_protocol.complaints import check_complaint, sign_complaint
 from silomix_protocol.keys import ForgedSignature
-from silomix_protocol.statements import sign_confirmation, sign_receipt
+from silomix_protocol.statements import sign_confirmation, sign_receipt, sign_token_request
 from silomix_protocol.tokens import blind
 from silomix_server import channel as channel_module
 from silomix_server import followers as followers_module
@@ -26,6 +26,7 @@ from silomix_server.gate import Gate
 from silomix_server.token_desk import TokenDesk
 from support.consortia import make_consortium
 from support.coordinators import (
+    Follow,
     Listed,
     following,
     identity,
@@ -44,6 +45,13 @@ QUERY = b"query"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
     return make_consortium(tmp_path_factory.mktemp("channel") / "consortium")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
+    """Ten silos, of which a batch needs three."""
+    folder = tmp_path_factory.mktemp("many") / "consortium"
+    return make_consortium(folder, records=(40,) * 10, minimum_batch=3)
 
 
 @pytest.fixture(autouse=True)
@@ -121,9 +129,11 @@ def batch_of(
     return listed(made, round_, sealed), sealed, [each.trail for each in onions]
 
 
-def token_request(first: int = 1, rounds: int = 1) -> channel_pb2.TokenRequest:
+def token_request(
+    made: Consortium, silo: str = "silo-1", first: int = 1, rounds: int = 1
+) -> channel_pb2.TokenRequest:
     blinded = [blind().blinded for _ in range(rounds)]
-    return channel_pb2.TokenRequest(first_round=first, blinded=blinded)
+    return sign_token_request(first, blinded, made.study, signer(made, silo))
 
 
 def confirmed(
@@ -210,7 +220,7 @@ def test_a_silo_is_asked_only_when_it_has_its_tokens(made: Consortium, tmp_path:
             assert desk.channel.ready(1) == frozenset()
             async with following(made, "silo-2") as late:
                 await late.hear("stretch")
-                request = token_request(1, 2)
+                request = token_request(made, "silo-2", 1, 2)
                 await late.say(tokens=request)
                 reply = (await late.hear("tokens")).tokens
                 assert [len(each) for each in reply.evaluated] == [96, 96]
@@ -229,11 +239,11 @@ def test_a_silo_that_lost_a_token_is_not_asked_in_that_round(
 ) -> None:
     async def scenario() -> None:
         async with desk_open(made, tmp_path) as desk:
-            desk.tokens.issue("silo-1", token_request(2, 1))
+            desk.tokens.issue("silo-1", token_request(made, "silo-1", 2, 1))
             desk.open_stretch([asked(made, 1), asked(made, 2)])
             async with following(made, "silo-1") as stream:
                 await stream.hear("stretch")
-                await stream.say(tokens=token_request(1, 2))
+                await stream.say(tokens=token_request(made, "silo-1", 1, 2))
                 reply = (await stream.hear("tokens")).tokens
                 assert [bool(each) for each in reply.evaluated] == [True, False]
                 await desk.channel.wait_for(frozenset({"silo-1"}), 1, 5.0)
@@ -251,15 +261,41 @@ def test_tokens_are_given_once_for_a_stretch_and_only_for_its_rounds(
             desk.open_stretch([asked(made, 1), asked(made, 2)])
             async with following(made, "silo-1") as stream:
                 await stream.hear("stretch")
-                await stream.say(tokens=token_request(2, 2))
-                await stream.say(tokens=token_request(1, 5))
-                await stream.say(tokens=token_request(1, 2))
+                await stream.say(tokens=token_request(made, "silo-1", 2, 2))
+                await stream.say(tokens=token_request(made, "silo-1", 1, 5))
+                await stream.say(tokens=token_request(made, "silo-1", 1, 2))
                 assert (await stream.hear("tokens")).tokens.first_round == 1
-                await stream.say(tokens=token_request(1, 2))
+                await stream.say(tokens=token_request(made, "silo-1", 1, 2))
                 desk.open_stretch([asked(made, 3)])
                 await stream.hear("stretch")  # and no reply before it
-                await stream.say(tokens=token_request(3, 1))
+                await stream.say(tokens=token_request(made, "silo-1", 3, 1))
                 assert (await stream.hear("tokens")).tokens.first_round == 3
+
+    run(scenario())
+
+
+def test_a_silo_s_certificate_alone_gets_none_of_its_tokens(
+    made: Consortium, tmp_path: Path
+) -> None:
+    """Who stole it could have reports summed in that silo's place."""
+
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            desk.open_stretch([asked(made)])
+            async with following(made, "silo-1") as stream:
+                await stream.hear("stretch")
+                own = token_request(made)
+                unsigned = channel_pb2.TokenRequest(first_round=1, blinded=own.blinded)
+                changed = channel_pb2.TokenRequest(
+                    first_round=1, blinded=[blind().blinded], signature=own.signature
+                )
+                for request in (unsigned, changed, token_request(made, "silo-2")):
+                    await stream.say(tokens=request)
+                await stream.say(tokens=own)
+                await stream.hear("tokens")
+                assert desk.tokens.has_all("silo-1", range(1, 2))
+                register = desk.tokens._register.issued("silo-1", range(1, 2))
+                assert register == {1: own.blinded[0]}
 
     run(scenario())
 
@@ -315,6 +351,89 @@ def test_confirmations_open_the_gate(made: Consortium, tmp_path: Path) -> None:
                 await two.say(answer=confirmed(made, round_, batch, "silo-2"))
                 assert await gate.opens(5.0)
                 assert [each.silo for each in gate.confirmations] == [0, 1]
+
+    run(scenario())
+
+
+@asynccontextmanager
+async def all_following(made: Consortium) -> AsyncIterator[dict[str, Follow]]:
+    """Every silo of the study on the channel, told of the stretch."""
+    async with AsyncExitStack() as stack:
+        streams = {
+            each.name: await stack.enter_async_context(following(made, each.name))
+            for each in made.study.silos
+        }
+        for stream in streams.values():
+            await stream.hear("stretch")
+        yield streams
+
+
+async def hear_round(streams: Iterable[Follow]) -> None:
+    for stream in streams:
+        await stream.hear("opened")
+        await stream.hear("query_chunk")
+
+
+def urgent(desk: Desk) -> dict[str, bool]:
+    """Which followers have something to read now, and whose word waits for the next message."""
+    followers = desk.channel._followers
+    assert all(each.events.empty() or not each.unhurried for each in followers.values())
+    return {name: not each.unhurried for name, each in followers.items()}
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_some_more_silos_than_the_gate_needs_hear_of_a_whole_batch_at_once_and_all_of_another(
+    many: Consortium, tmp_path: Path, missing: bool
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(many, tmp_path) as desk:
+            first, second = asked(many), asked(many, 2)
+            batch, sealed, _ = batch_of(many, first)
+            if missing:
+                batch = listed(many, first, sealed[1:])
+            desk.open_stretch([first, second])
+            async with all_following(many) as streams:
+                desk.open_round(first)
+                await hear_round(streams.values())
+                desk.commit(first, batch)
+                told = urgent(desk)
+                assert sum(told.values()) == (10 if missing else 3 + 1)
+                for name, stream in streams.items():
+                    if told[name]:
+                        await stream.hear("committed")
+                desk.channel.close_round(void=False)
+                desk.open_round(second)
+                for name, stream in streams.items():
+                    if not told[name]:
+                        assert (await stream.hear("committed")).committed == batch.committed
+                    await stream.hear("closed")
+                await hear_round(streams.values())
+
+    run(scenario())
+
+
+def test_those_who_wait_hear_of_a_list_by_hurry_and_when_the_next_round_does_not_ask_them(
+    many: Consortium, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(many, tmp_path) as desk:
+            first = asked(many)
+            batch, _, _ = batch_of(many, first)
+            chosen = tuple(each.name for each in many.study.silos[:4])
+            second = asked(many, 2, silos=chosen)
+            desk.open_stretch([first, second])
+            async with all_following(many) as streams:
+                desk.open_round(first)
+                await hear_round(streams.values())
+                desk.commit(first, batch)
+                desk.channel.hurry()
+                for stream in streams.values():
+                    await stream.hear("committed")
+                desk.channel.close_round(void=False)
+                desk.open_round(second)
+                for stream in streams.values():
+                    await stream.hear("closed")
+                await hear_round(streams[name] for name in chosen)
 
     run(scenario())
 
@@ -425,7 +544,7 @@ def test_a_complaint_that_shows_nothing_is_not_kept(made: Consortium, tmp_path: 
     run(scenario())
 
 
-def test_statements_are_shown_once_and_only_of_the_current_and_the_last_round(
+def test_statements_are_shown_once_and_only_of_the_current_and_the_two_last_rounds(
     made: Consortium, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -443,12 +562,13 @@ def test_statements_are_shown_once_and_only_of_the_current_and_the_last_round(
                         await stream.hear("closed")
                     for kind in ("opened", "query_chunk", "committed"):
                         await stream.hear(kind)
-                for round_ in (rounds[0], rounds[1], rounds[2], rounds[2]):
+                for round_ in (*rounds, rounds[2]):
                     await stream.say(inspect=round_.digest)
                 current = asked(made, 4)
                 await stream.hear("closed")
-                for _ in made.study.mixes:
-                    assert (await stream.hear("passage")).passage.digest == rounds[2].digest
+                for round_ in rounds[1:]:
+                    for _ in made.study.mixes:
+                        assert (await stream.hear("passage")).passage.digest == round_.digest
                 desk.open_round(current)
                 await stream.hear("opened")
 
@@ -506,9 +626,38 @@ def test_a_silo_that_talks_nonsense_is_dismissed_and_the_others_stay(
                     await bad.call.write(nonsense)
                 assert "nobody asked for" in (await bad.hear("ended")).ended.reason
                 assert await bad.is_over()
-                await good.say(tokens=token_request())
+                await good.say(tokens=token_request(made, "silo-2"))
                 await good.hear("tokens")
                 assert desk.channel.followers == {"silo-2"}
+
+    run(scenario())
+
+
+def test_an_echo_comes_behind_what_was_told_before_once_for_every_round(
+    made: Consortium, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with desk_open(made, tmp_path) as desk:
+            rounds = [asked(made, number) for number in (1, 2)]
+            desk.open_stretch(rounds)
+            async with following(made, "silo-1") as stream:
+                await stream.hear("stretch")
+                await stream.say(echo=b"too early")
+                await stream.say(tokens=token_request(made, rounds=2))
+                await stream.hear("tokens")
+                desk.open_round(rounds[0])
+                await stream.hear("opened")
+                await stream.say(echo=b"longer than it may be")
+                await stream.say(echo=b"first")
+                await stream.say(echo=b"a second one")
+                await stream.hear("query_chunk")
+                assert (await stream.hear("echo")).echo == b"first"
+                await until(lambda: caplog.text.count("an echo that is not due") == 3)
+                desk.open_round(rounds[1])
+                await stream.say(echo=b"second")
+                for kind in ("opened", "query_chunk"):
+                    await stream.hear(kind)
+                assert (await stream.hear("echo")).echo == b"second"
 
     run(scenario())
 
@@ -527,11 +676,11 @@ def test_an_answer_before_the_list_or_of_somebody_not_asked_counts_for_nothing(
                     await one.hear(kind)
                 await three.hear("stretch")
                 await one.say(answer=confirmed(made, round_, batch, "silo-1"))  # too early
-                await one.say(tokens=token_request())
+                await one.say(tokens=token_request(made))
                 await one.hear("tokens")
                 gate = desk.commit(round_, batch)
                 await three.say(answer=confirmed(made, round_, batch, "silo-3"))
-                await three.say(tokens=token_request())
+                await three.say(tokens=token_request(made, "silo-3"))
                 await three.hear("tokens")
                 assert gate.confirmations == []
                 await one.say(answer=confirmed(made, round_, batch, "silo-1"))
@@ -550,7 +699,7 @@ def test_a_request_for_thousands_of_tokens_is_not_looked_at(
                 await stream.hear("stretch")
                 element = blind().blinded
                 await stream.say(tokens=channel_pb2.TokenRequest(blinded=[element] * 29_000))
-                await stream.say(tokens=token_request())
+                await stream.say(tokens=token_request(made))
                 assert len((await stream.hear("tokens")).tokens.evaluated) == 1
 
     run(scenario())

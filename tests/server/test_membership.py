@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from silomix_server.config import load
+from silomix_server.errors import StudyFailed
 from silomix_server.membership import Membership
 from support.consortia import make_consortium
 from support.silos import altered
@@ -61,3 +62,22 @@ def test_who_has_left_is_replaced_and_nobody_else(config: Any) -> None:
 
 def test_when_few_are_there_all_of_them_are_asked(config: Any) -> None:
     assert asked(listening(config, {1: frozenset({"silo-1", "silo-3"})}), 1) == {"silo-1", "silo-3"}
+
+
+def test_silos_outside_their_hours_are_absent_and_named_if_too_few_are_left(config: Any) -> None:
+    async def nobody_came(*_: object) -> frozenset[str]:
+        return frozenset({"silo-1"})
+
+    async def replies(*_: object) -> list[dict[str, str]]:
+        return [{"silo": f"silo-{place}", "ending": "outside-hours"} for place in (3, 2)]
+
+    channel = SimpleNamespace(
+        ready=lambda _: frozenset({"silo-1"}),
+        wait_for=nobody_came,
+        followers=frozenset({"silo-1"}),
+    )
+    office, nobody = SimpleNamespace(replies=replies), cast(Any, None)
+    membership = Membership(config, cast(Any, office), cast(Any, channel), nobody, None)
+    membership._lease = cast(Any, SimpleNamespace(silos=EVERYBODY))
+    with pytest.raises(StudyFailed, match="outside the hours of their policies: silo-2, silo-3;"):
+        asked(membership, 1)

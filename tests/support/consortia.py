@@ -34,9 +34,10 @@ def make_consortium(
     task: Task = SMALL_TASK,
     gate: bool = True,
     tokens: bool = True,
+    addresses: Addresses | None = None,
 ) -> Consortium:
-    """Folders, keys, study file and random data of a consortium on free loopback ports."""
-    fleet, channel, control, *chain = (f"127.0.0.1:{port}" for port in free_ports(3 + mixes))
+    """Folders, keys, study file and random data of a consortium, on free loopback ports unless
+    `addresses` says where its processes listen."""
     made = create(
         folder,
         task,
@@ -53,7 +54,7 @@ def make_consortium(
             gate=gate,
             tokens=tokens,
         ),
-        Addresses(fleet, channel, control, tuple(chain)),
+        addresses or loopback(mixes),
         lease_rounds=lease_rounds,
         lease_deadline_s=lease_deadline_s,
         wait_for_silos_s=wait_for_silos_s,
@@ -61,6 +62,12 @@ def make_consortium(
     for index, (config, count) in enumerate(zip(made.silos, records, strict=True)):
         write_data(config.parent / "data.csv", task, count, seed=index)
     return made
+
+
+def loopback(mixes: int) -> Addresses:
+    ports = free_ports(4 + mixes)
+    authority, fleet, channel, control, *chain = (f"127.0.0.1:{port}" for port in ports)
+    return Addresses(fleet, channel, control, tuple(chain), authority)
 
 
 def write_data(path: Path, task: Task, count: int, seed: int) -> None:

@@ -26,7 +26,12 @@ from silomix_protocol.descriptor import Descriptor, RoundDigest, check
 from silomix_protocol.keys import SealKey, SigningKey
 from silomix_protocol.onion import open_layer, seal
 from silomix_protocol.roundkeys import sign_list
-from silomix_protocol.statements import sign_abandonment, sign_commitment, sign_confirmation
+from silomix_protocol.statements import (
+    sign_abandonment,
+    sign_commitment,
+    sign_confirmation,
+    sign_token_request,
+)
 from silomix_protocol.tls import Identity, ServerContext
 from silomix_protocol.tokens import token_bytes
 
@@ -369,7 +374,8 @@ class PlainSilo:
             self._blinded[each].blinded if each in self._blinded else b"" for each in self._keys
         ]
         if self._blinded:
-            request = channel_pb2.TokenRequest(first_round=stretch.first_round, blinded=blinded)
+            key = signer(self.made, self.name)
+            request = sign_token_request(stretch.first_round, blinded, self.made.study, key)
             await stream.say(tokens=request)
 
     def _take_tokens(self, reply: channel_pb2.TokenReply) -> None:

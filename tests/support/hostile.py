@@ -32,6 +32,7 @@ from silomix_protocol.descriptor import Descriptor, RoundDigest
 from silomix_protocol.statements import sign_receipt
 from silomix_protocol.tls import ServerContext
 
+from support.echoes import with_echoes
 from support.played import gated_digest
 from support.silos import (
     committed_list,
@@ -149,17 +150,23 @@ class HostileServer(Attacker):
             yield Event(stretch=stretch_of(made))
             request = (await anext(request_iterator)).tokens
             yield Event(tokens=tokens_for(made.study, request))
-        listening = asyncio.create_task(self._listen(request_iterator))
+        echoes: asyncio.Queue[bytes] = asyncio.Queue()
+        listening = asyncio.create_task(self._listen(request_iterator, echoes))
         try:
-            async for event in script(self):
+            async for event in with_echoes(script(self), echoes):
                 yield event
             yield Event(ended=channel_pb2.LeaseEnded(reason="all was said"))
             await asyncio.wait({listening}, timeout=_LEASE_S)  # the silo has the last word
         finally:
             listening.cancel()
 
-    async def _listen(self, frames: AsyncIterator[channel_pb2.SiloFrame]) -> None:
+    async def _listen(
+        self, frames: AsyncIterator[channel_pb2.SiloFrame], echoes: asyncio.Queue[bytes]
+    ) -> None:
         async for frame in frames:
+            if frame.HasField("echo"):
+                echoes.put_nowait(frame.echo)
+                continue
             self.said.append(frame)
             self.words.put_nowait(frame)
 

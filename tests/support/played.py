@@ -16,6 +16,8 @@ from silomix.consortium import Consortium
 from silomix_client.config import SiloConfig
 from silomix_client.lease import Ending, Lease, LeaseHolder
 from silomix_client.ledger import Ledger
+from silomix_client.links import Links
+from silomix_client.network import Network
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol.descriptor import Descriptor, RoundDigest
@@ -24,6 +26,7 @@ from silomix_protocol.onion import open_layer
 from silomix_protocol.statements import sign_hop, sign_receipt
 from silomix_protocol.tls import Identity, peer_name
 
+from support.echoes import with_echoes
 from support.silos import (
     asked,
     committed_list,
@@ -103,6 +106,8 @@ class Stage:
     mix: PlayedMix
     context: grpc.aio.ServicerContext
     frames: asyncio.Queue[Frame] = field(default_factory=asyncio.Queue)  # what the silo says
+    echoes: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)  # what it wants to hear
+    echoing: bool = True  # else what it wants to hear is among the frames
 
     def opened(
         self,
@@ -202,7 +207,7 @@ class PlayedCoordinator(channel_pb2_grpc.RoundChannelServicer):
         listening = asyncio.create_task(_listen(request_iterator, stage))
         try:
             ended = False
-            async for event in script(stage):
+            async for event in with_echoes(script(stage), stage.echoes):
                 ended = event.HasField("ended") or ended
                 yield event
             if ended:
@@ -215,7 +220,10 @@ class PlayedCoordinator(channel_pb2_grpc.RoundChannelServicer):
 
 async def _listen(frames: AsyncIterator[Frame], stage: Stage) -> None:
     async for frame in frames:
-        stage.frames.put_nowait(frame)
+        if stage.echoing and frame.HasField("echo"):
+            stage.echoes.put_nowait(frame.echo)
+        else:
+            stage.frames.put_nowait(frame)
 
 
 # A lease -----------------------------------------------------------------------------------------
@@ -247,12 +255,17 @@ async def serving(
 
 @asynccontextmanager
 async def holding(
-    config: SiloConfig, made: Consortium, ledger: Ledger
+    config: SiloConfig,
+    made: Consortium,
+    ledger: Ledger,
+    network: Network | None = None,
+    links: Links | None = None,
 ) -> AsyncIterator[LeaseHolder]:
     """The silo as its process holds it, with the tokens that it was given so far."""
     desk = open_desk(config, made.study, ledger, tokens=False)
     sign_key = SigningKey.load(config.folder / "sign.key")
-    holder = LeaseHolder(desk, ledger, Identity.load(config.name, config.folder), sign_key)
+    own = Identity.load(config.name, config.folder)
+    holder = LeaseHolder(desk, ledger, own, sign_key, network, links)
     try:
         yield holder
     finally:

@@ -10,7 +10,6 @@ from hashlib import sha256
 from itertools import count
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from silomix_core.study import Study
 from silomix_proto import channel_pb2, mix_pb2, round_pb2
 from silomix_protocol import onion, roundkeys, statements
@@ -80,7 +79,7 @@ def _enrol(party: Tree, study_name: str) -> SigningKey:
 
 
 def signing_key(seed: bytes) -> SigningKey:
-    return SigningKey(Ed25519PrivateKey.from_private_bytes(seed))
+    return SigningKey.from_raw(seed)
 
 
 # An attempt of a round ---------------------------------------------------------------------------

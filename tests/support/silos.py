@@ -122,7 +122,11 @@ def open_desk(
 
 
 def written(config: SiloConfig) -> tuple[list[str], dict[str, bytes]]:
-    """Everything that the silo has on disk: the ledger's rows and the other files' bytes."""
+    """What the silo has on disk: the ledger's rows and the other files' bytes.
+
+    Not the audit log, which also tells what was refused, nor how it stands with the other parties,
+    which every connection changes.
+    """
     state = config.folder / "state"
     database = state / "ledger.sqlite"
     rows: list[str] = []
@@ -133,14 +137,18 @@ def written(config: SiloConfig) -> tuple[list[str], dict[str, bytes]]:
     files = {
         str(path.relative_to(state)): path.read_bytes()
         for path in sorted(state.rglob("*"))
-        if path.is_file() and not path.name.startswith("ledger.")
+        if path.is_file() and not path.name.startswith(("ledger.", "audit.", "links."))
     }
     return rows, files
 
 
 def consortium_of(config: SiloConfig) -> Consortium:
-    """The consortium around a silo's folder, as `consortium.create` lays it out."""
-    folder = config.folder.parent
+    """The consortium around a silo's folder."""
+    return consortium_of_folder(config.folder.parent)
+
+
+def consortium_of_folder(folder: Path) -> Consortium:
+    """The consortium in a folder, as `consortium.create` lays it out."""
     study = Study.parse((folder / "study.toml").read_bytes())
     return Consortium(
         folder=folder,
@@ -156,6 +164,10 @@ def consortium_of(config: SiloConfig) -> Consortium:
 
 def server_key(made: Consortium) -> SigningKey:
     return SigningKey.load(made.server.parent / "sign.key")
+
+
+def silo_key(made: Consortium, place: int = 0) -> SigningKey:
+    return SigningKey.load(made.silos[place].parent / "sign.key")
 
 
 def mix_key(made: Consortium, hop: int) -> SigningKey:

@@ -56,12 +56,16 @@ def test_breast_cancer_and_a_csv_file_run_too(tmp_path: Path) -> None:
     lines += [f"{x},{(x * 7) % 11},{int(x > 50)}" for x in range(101)]
     (tmp_path / "own.csv").write_text("\n".join(lines) + "\n")
     for arguments in (
-        "--data breast-cancer --silos 3 --rounds 5 --epsilon 5",
+        "--data breast-cancer --silos 3 --rounds 5 --epsilon 5 "
+        "--sampling without-replacement --ratio 0.5",
         "--data own.csv --label sick --silos 3 --rounds 5 --mixes 1",
     ):
         ended = silomix("demo", "--plain", *arguments.split(), cwd=tmp_path)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert "test error" in ended.stdout
+        study = (tmp_path / "silomix-demo" / "study.toml").read_text()
+        drawn = 'sampling = "without-replacement"\nratio = 0.5\n'
+        assert (drawn in study) == ("--sampling" in arguments)
 
 
 def test_silos_that_check_in_secretly_learn_and_evaluate_a_model(tmp_path: Path) -> None:
@@ -110,7 +114,9 @@ def test_bad_input_leaves_an_earlier_demo_alone(tmp_path: Path) -> None:
 
 def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     cases = {
-        "--data nowhere.csv --label y": "nowhere.csv",
+        "--data nowhere.csv": "nowhere.csv: no such file",
+        "--sampling poisson": "--sampling poisson needs a --ratio",
+        "--sampling poisson --ratio 0.5 --algorithm shuffled-mb-sgd": "draws its own batches",
         "--data nonsense": "breast-cancer",
         "--epsilon 0": "epsilon",
         "--delta 2": "delta",

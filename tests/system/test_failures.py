@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 from silomix.consortium import Consortium
+from silomix_client import audit_check
+from silomix_client.config import load as load_silo
+from silomix_client.ledger import Ledger
 from support.consortia import make_consortium
 from support.processes import (
     approve_all,
@@ -54,6 +57,10 @@ def test_a_restarted_silo_comes_back_and_charges_nothing_twice(tmp_path: Path) -
     assert progress(made)[-1]["accepted"] == 3
     assert spending(made)[0].rounds < 240
     assert spending(made)[1].rounds == 240
+    for config in map(load_silo, made.silos):  # and the audit log of each is whole
+        ledger = Ledger(config.state, config.policy)
+        assert audit_check.verify(config.state, ledger).lines > 200
+        ledger.close()
 
 
 def test_a_killed_mix_voids_no_round_and_loses_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ to the byte, and not one frame reaches the first mix.  Then the silo goes on.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from itertools import count
 from struct import pack
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 from silomix.consortium import Consortium
 from silomix.demo.run import free_ports
-from silomix_client import complaints
+from silomix_client import audit_check, complaints
 from silomix_client.approve import approve, review
 from silomix_client.config import load
 from silomix_client.ledger_check import verify
@@ -250,22 +252,92 @@ def test_a_lease_of_another_server_s_study_is_refused(silo: Attacked) -> None:
     assert message == "the study belongs to another server"
 
 
-def test_a_study_that_its_operator_closes_is_answered_no_more(silo: Attacked) -> None:
-    """Closed by the command line in the middle of a lease; then in leases that follow."""
+def test_a_study_that_its_operator_revokes_is_answered_no_more(silo: Attacked) -> None:
+    """Revoked by the command line in the middle of a lease; then in leases that follow."""
     made = silo.another_study()
 
     def close() -> None:
         config, folder = silo.made.silos[0], silo.made.folder
-        ended = silomix("silo", "close", str(config), made.study.short_id, "--yes", cwd=folder)
+        ended = silomix("silo", "revoke", str(config), made.study.short_id, "--yes", cwd=folder)
         assert ended.returncode == 0, ended.stderr
 
     first, again = whole_round(made, asked(made, 1)), ask(made)
     script = in_turn(first, again, close)
     message = silo.refused(lease_of(made), script, answered=1, confirmed=1)
-    assert message == "this study is closed here, or was never approved"
+    assert message == "this study was revoked here, or never approved"
     for number in (1, 2):
         message = silo.refused(lease_of(made), whole_round(made, asked(made, number)))
-        assert message == "the study is closed here"
+        assert message == "the study was revoked here"
+
+
+# The policy --------------------------------------------------------------------------------------
+
+TIGHTER = {
+    "people": ("minimum_people = 41", "it is about 40 of your people"),
+    "reports": ("minimum_batch = 2", "it mixes as few as 1 reports"),
+    "rounds": ("most_rounds = 4", "it has 5 rounds"),
+    "epsilon": ("study_epsilon = 1.9", "it would cost epsilon 2 "),
+    "losses": ('losses = ["squared"]', "its loss, logistic"),
+    "algorithms": ('algorithms = ["one-pass-mb-sgd"]', "its algorithm, noisy-mb-sgd"),
+    "servers": (f'servers = ["{"0" * 64}"]', "the key of its server"),
+    "mixes": (f'mixes = ["{"0" * 64}"]', "the key of its mix mix-1"),
+    "persons": ("require_person_column = true", "it does not say which column names a person"),
+}
+
+
+@contextmanager
+def policy(silo: Attacked, line: str) -> Iterator[None]:
+    """The silo's policy with one more line, while the silo runs."""
+    path = silo.made.silos[0].parent / "policy.toml"
+    before = path.read_text()
+    path.write_text(before + line + "\n")
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.parametrize(("line", "told"), TIGHTER.values(), ids=TIGHTER)
+def test_a_rule_that_is_tightened_holds_for_an_approved_study(
+    silo: Attacked, line: str, told: str
+) -> None:
+    before = silo.siege.on_disk()
+    with policy(silo, line):
+        outcome = silo.lease(lease_of(silo.made), ask(silo.made))
+    assert outcome.reply == reply("refused", 0), outcome.log
+    assert (outcome.frames, outcome.said) == (0, [])
+    assert silo.siege.on_disk() == before
+    assert f"your policy does not allow this study: {told}" in outcome.log
+    silo.goes_on()
+
+
+def test_a_lease_outside_the_policy_s_hours_is_refused_as_such(silo: Attacked) -> None:
+    """The silo says which hours it keeps to its operator, and to the server only that."""
+    day = datetime.now(UTC) + timedelta(days=3)
+    before = silo.siege.on_disk()
+    with policy(silo, f'hours = ["{day:%a} 00:00-24:00"]'.lower()):
+        outcome = silo.lease(lease_of(silo.made), ask(silo.made))
+    assert outcome.reply == reply("outside-hours", 0), outcome.log
+    assert (outcome.frames, outcome.said) == (0, [])
+    assert silo.siege.on_disk() == before
+    assert "lease_refused" in outcome.log
+    silo.goes_on()
+
+
+def test_everything_that_was_refused_stands_in_the_audit_log(silo: Attacked) -> None:
+    """With whatever the server wrote into it, as one line each."""
+    lease = "x\x1b[2J\nforged"
+    message = silo.refused(lease_of(silo.made, study="00" * 32, lease=lease), ask(silo.made))
+    silo.refused(lease_of(silo.made), ask(silo.made, round=ROUNDS + 1))
+    ledger = open_ledger(silo.siege.config)
+    assert audit_check.verify(silo.siege.config.state, ledger).lines > 10
+    ledger.close()
+    found = list(audit_check.lines(silo.siege.config.state))
+    refused = [line.fields["reason"] for line in found if line.event == "lease_refused"]
+    assert message in refused
+    assert {"silo_started", "policy_read", "lease_started", "round_charged", "query_refused"} <= {
+        line.event for line in found
+    }
 
 
 # Leases ------------------------------------------------------------------------------------------
@@ -977,7 +1049,7 @@ def told_void(made: Consortium, number: int) -> Script:
 
 
 def test_a_silo_that_is_told_void_in_eight_of_sixteen_rounds_stops(silo: Attacked) -> None:
-    """Rounds that it was in fact summed in, for all that it knows; until it is restarted."""
+    """Rounds that it was in fact summed in, for all that it knows; until its operator resumes."""
     made = silo.another_study((b"rounds = 5", b"rounds = 18"))
 
     async def script(server: HostileServer) -> AsyncIterator[Event]:
@@ -994,9 +1066,14 @@ def test_a_silo_that_is_told_void_in_eight_of_sixteen_rounds_stops(silo: Attacke
     outcome = silo.lease(lease_of(made), whole_round(made, asked(made, 17)))
     assert outcome.reply == reply("report-missing", 0)
     assert outcome.frames == 0
-    assert "restart this silo" in outcome.log
+    assert f"silomix silo resume SILO.toml {made.study.short_id}" in outcome.log
     silo.goes_on()  # in other studies
     silo.kill_and_restart()
+    outcome = silo.lease(lease_of(made), whole_round(made, asked(made, 17)))
+    assert outcome.reply == reply("report-missing", 0)
+    config, folder = silo.made.silos[0], silo.made.folder
+    resumed = silomix("silo", "resume", str(config), made.study.short_id, cwd=folder)
+    assert resumed.returncode == 0, resumed.stderr
     silo.answered(made, 17)
 
 

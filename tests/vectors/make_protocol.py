@@ -67,7 +67,7 @@ def vectors() -> dict[str, Any]:
         },
         "signing_keys": {
             "note": "Ed25519 (RFC 8032) private keys; the public ones stand in the study file.",
-            **{name: key._key.private_bytes_raw().hex() for name, key in parties.keys.items()},
+            **{name: key.raw.hex() for name, key in parties.keys.items()},
         },
         "sealing_keys": _sealing_keys(round_),
         "framing": _framing(),
@@ -237,6 +237,15 @@ def _signatures(parties: Parties, round_: Round) -> list[dict[str, Any]]:
         (
             "A silo submits the onion 'an onion' (8 bytes).",
             silo, "report", {"digest": digest, "sha256_onion": report}, submitted,
+        ),
+        (
+            "A silo asks for the tokens of two rounds, of which it wants the first.",
+            silo, "tokens",
+            {
+                "study": parties.study.identity, "first_round": number(3),
+                "blinded_1": bytes(32), "blinded_2": b"",
+            },
+            statements.sign_token_request(3, [bytes(32), b""], parties.study, keys[silo]),
         ),
         (
             "The first mix took it.",

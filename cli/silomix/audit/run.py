@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
@@ -19,13 +19,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
+from silomix_core.mechanism import Minibatch
 
-from silomix.audit.canary import RECORDS, TASK, neighbours
+from silomix.audit.canary import TASK, neighbours
 from silomix.audit.claim import Claim, not_covered
 from silomix.audit.picture import draw
 from silomix.audit.scratch import AuditFailed, approve, make
 from silomix.audit.trials import Observed, observe
 from silomix.audit.verdict import ALPHA, Check, Verdict, judge, power
+from silomix.batches import check_batches
 from silomix.consortium import Consortium
 from silomix.demo.summary import PROTECTS_AGAINST
 
@@ -38,6 +40,7 @@ _MOST_STUDIES = 20  # in one silo's ledger: every charge looks at all of them
 class AuditOptions:
     algorithm: str = "noisy-mb-sgd"
     local_steps: int | None = None
+    minibatch: Minibatch = field(default_factory=Minibatch)
     trials: int = 500
     rounds: int = 4
     epsilon: float = 6.0
@@ -103,12 +106,14 @@ def _check(options: AuditOptions) -> None:
 def _claimed(options: AuditOptions, folder: Path) -> tuple[Consortium, Claim]:
     """The study that these options describe, and its claim, if the audit covers it."""
     try:
+        check_batches(options.algorithm, options.minibatch)
         made = make(
             folder,
             options.algorithm,
             PrivacyTarget(options.epsilon, options.delta),
             rounds=options.rounds,
             local_steps=options.local_steps,
+            minibatch=options.minibatch,
         )
         if (reason := not_covered(made.study)) is not None:
             raise AuditFailed(f"the audit does not cover {options.algorithm}: {reason}")
@@ -121,7 +126,7 @@ def _warn(claim: Claim, trials: int, console: Console) -> None:
     _, by_any = power(claim, trials)
     if by_any < 0.99:
         console.print(
-            f"warning: with {trials} trials, twice the claimed mu would be noticed with "
+            f"warning: with {trials} trials, {_twice(claim)} would be noticed with "
             f"probability {100 * by_any:.0f} % only; use more trials"
         )
 
@@ -148,7 +153,7 @@ def _observe(options: AuditOptions, console: Console) -> tuple[Claim, Observed]:
         bar = progress.add_task(approving, total=None)
         if not console.is_terminal:  # there the bar says so
             console.print(f"{approving} …")
-        scratch = await approve(made, options.command, studies=options.studies, data=neighbours())
+        scratch = await approve(made, options.command, studies=options.studies)
         console.print(f"attacking {options.trials} studies, {claim.rounds} rounds each …")
         progress.update(bar, description="attacking the silo", total=options.trials)
         observed = await observe(
@@ -178,22 +183,19 @@ def _figures(
         "delta_claimed": claim.target.delta,
         "mu_claimed": claim.mu,
         "mu_lower_bound": verdict.mu_lower,
-        "mu_lower_bound_gaussian": verdict.mu_lower_gaussian,
-        "mu_estimate": verdict.mu_estimate,
-        "mu_standard_error": verdict.mu_error,
         "epsilon_lower_bound": verdict.epsilon_lower,
-        "epsilon_lower_bound_gaussian": verdict.epsilon_lower_gaussian,
+        **verdict.sharper.figures(),
         "noise_upper_bound": verdict.noise_upper,
         "noise_estimate": verdict.noise_estimate,
         "confidence": 1 - ALPHA,
         "false_alarm_at_most": ALPHA,
-        "power_twice_mu": powers[1],
-        "power_twice_mu_any_distribution": powers[0],
+        **_powers(claim, powers),
         "trials": verdict.trials,
         "rounds": claim.rounds,
         "answers": claim.answers,
         "steps": claim.steps,
-        "records": RECORDS,
+        "phases": len(claim.parts),
+        "records": claim.records,
         "dimension": TASK.dimension,
         "false_positives": [verdict.false_positives, len(verdict.first)],
         "false_negatives": [verdict.false_negatives, len(verdict.second)],
@@ -222,12 +224,10 @@ def _print(
         f"{verdict.false_positives} of {n} times, D′ for D {verdict.false_negatives} of {m} times",
         "measured": f"mu at least {verdict.mu_lower:.3f} and epsilon at least "
         f"{verdict.epsilon_lower:.3f} (whatever the noise is)",
-        "if Gaussian": f"mu {verdict.mu_estimate:.3f} ± {verdict.mu_error:.2g} (standard error), "
-        f"at least {verdict.mu_lower_gaussian:.3f}; "
-        f"epsilon at least {verdict.epsilon_lower_gaussian:.3f}; "
+        "if Gaussian": f"{verdict.sharper}; "
         f"noise {verdict.noise_estimate:.3f} times what is claimed",
-        "confidence": f"{100 * (1 - ALPHA):g} % for all bounds together; half the noise, or any "
-        f"other way to twice the claimed mu, is found with probability {_probability(powers[1])}",
+        "confidence": f"{100 * (1 - ALPHA):g} % for all bounds together; {_twice(claim)} is found "
+        f"with probability {_probability(powers[1])}",
         "checks": _brief(verdict.checks),
         "picture": str(options.png),
     }
@@ -249,6 +249,18 @@ def _brief(checks: Sequence[Check]) -> str:
     return f"{len(failed)} of {len(checks)} checks FAILED: {', '.join(failed)}; " + (
         f"ok: {', '.join(passed)}" if passed else "none ok"
     )
+
+
+def _powers(claim: Claim, powers: tuple[float, float]) -> dict[str, float]:
+    if claim.is_drawn:
+        return {"power_twice_moved": powers[1]}
+    return {"power_twice_mu": powers[1], "power_twice_mu_any_distribution": powers[0]}
+
+
+def _twice(claim: Claim) -> str:
+    if claim.is_drawn:
+        return "a record that moves reports twice as far as it may, or is drawn twice as often,"
+    return "half the noise, or any other way to twice the claimed mu,"
 
 
 def _probability(value: float) -> str:

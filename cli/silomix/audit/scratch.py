@@ -1,27 +1,48 @@
 """The audit's own consortium, in a folder that is deleted afterwards: one silo, many studies.
 
 The silo's operator is played through the audited build's own `silo approve`.  Every study is a
-population with a data set (D or D′) and a lifetime budget of its own, exactly the claimed (ε, δ):
-so each trial has a fresh budget.  A silo process later runs on a copy of the approved folder: a
-fresh ledger for every process.
+population with a data set (D or D′) and a lifetime budget of its own, exactly the claimed (ε, δ)
+(for drawn batches as much more as the Rényi accountant asks for): so each trial has a fresh budget.
+A silo process later runs on a copy of the approved folder: a fresh ledger for every process.
+
+Where the study splits the records into phases, the attacker is told which of them has the canary:
+the guarantee does not rest on the split being secret.  (It is read from the scratch ledger, whose
+key the split follows from.)  Studies whose canary is in no phase would say nothing and are not
+attacked.
 """
 
 import asyncio
 import shutil
 import subprocess
+import tomllib
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
 from silomix_client.config import SiloConfig, load
+from silomix_client.entries import Approval
+from silomix_client.keystream import stream_of
+from silomix_client.ledger import Ledger
+from silomix_client.snapshot import FOLDER as SNAPSHOTS
+from silomix_client.snapshot import thaw
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.mechanism import Minibatch
+from silomix_core.minibatches import partition
 from silomix_core.study import Study
 from silomix_server.children import end, spawn
 
-from silomix.audit.canary import CLIP, RADIUS, RECORDS, TASK, WALK_RADIUS, Neighbours
+from silomix.audit.canary import (
+    CLIP,
+    Neighbours,
+    canary_row,
+    neighbours,
+    radius_for,
+    records_for,
+    task_for,
+)
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.processes import tail
 from silomix.demo.run import free_ports
@@ -39,6 +60,7 @@ class AuditFailed(Exception):
 class ApprovedStudy:
     study: Study
     second: bool  # whether its data set is D′
+    part: int = 0  # the phase that has the canary
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +78,15 @@ class Scratch:
         return load(folder / silo.name)
 
 
-async def approve(
-    made: Consortium, command: Sequence[str], *, studies: int, data: Neighbours
-) -> Scratch:
+async def approve(made: Consortium, command: Sequence[str], *, studies: int) -> Scratch:
     """Let the audited build approve `studies` studies like the one made, D and D′ in turn."""
-    folder, silo = made.folder, made.silos[0].parent
-    write_csv(data.first, TASK, silo / "data.csv")
+    folder, silo, task = made.folder, made.silos[0].parent, made.study.task
+    data: Neighbours = neighbours(made.study.silos[0].records)
+    write_csv(data.first, task, silo / "data.csv")
     names = [f"trial-{number + 1}" for number in range(studies)]
     for number, name in enumerate(names):
-        write_csv(data.second if number % 2 else data.first, TASK, silo / f"{name}.csv")
-    _write_policy(silo / "policy.toml", names, made.study.target)
+        write_csv(data.second if number % 2 else data.first, task, silo / f"{name}.csv")
+    _add_populations(silo / "policy.toml", names)
     template = (folder / "study.toml").read_bytes()
     approved = []
     for number, name in enumerate(names):
@@ -74,11 +95,51 @@ async def approve(
         approved.append(ApprovedStudy(Study.parse(content), second=number % 2 == 1))
     turns = asyncio.Semaphore(_AT_ONCE)
     await together(_approve(command, made, name, turns) for name in names)
-    return Scratch(made, tuple(approved))
+    return Scratch(made, _with_canary(approved, load(made.silos[0])))
+
+
+def _with_canary(
+    approved: Sequence[ApprovedStudy], config: SiloConfig
+) -> tuple[ApprovedStudy, ...]:
+    """Those whose canary is in a phase, D and D′ in turn."""
+    ledger = Ledger(config.state, config.policy)
+    try:
+        parts = [_part(ledger.approval(each.study.identity), config) for each in approved]
+    finally:
+        ledger.close()
+    found = [
+        replace(each, part=part)
+        for each, part in zip(approved, parts, strict=True)
+        if part is not None
+    ]
+    firsts = [each for each in found if not each.second]
+    seconds = [each for each in found if each.second]
+    pairs = zip(firsts, seconds, strict=False)  # as many of one as of the other
+    kept = tuple(each for pair in pairs for each in pair)
+    if not kept:
+        raise AuditFailed("by chance the canary is in no phase of these studies; run it again")
+    return kept
+
+
+def _part(approval: Approval, config: SiloConfig) -> int | None:
+    """The phase that has the canary, if one has."""
+    study = approval.study
+    if len(study.phases) == 1 and study.phases[0].share == 1:
+        return 0
+    records = thaw(study.identity, approval.snapshot, config.state / SNAPSHOTS)
+    rows = partition(len(records), study.phases, stream_of(approval.partition))
+    canary = canary_row(records)
+    return next((number for number, part in enumerate(rows) if canary in part), None)
 
 
 def make(
-    folder: Path, name: str, target: PrivacyTarget, *, rounds: int, local_steps: int | None
+    folder: Path,
+    name: str,
+    target: PrivacyTarget,
+    *,
+    rounds: int,
+    local_steps: int | None = None,
+    minibatch: Minibatch | None = None,
 ) -> Consortium:
     """The consortium of a study with this algorithm; ValueError if there is no such study."""
     entry = algorithm(name)
@@ -91,21 +152,24 @@ def make(
         name="audit",
         algorithm=name,
         rounds=rounds,
-        radius=RADIUS if entry.local is None else WALK_RADIUS,
+        radius=radius_for(entry),
         clip=CLIP,
         target=target,
         minimum_batch=1,
         deadline_s=60.0,
         local_steps=local_steps,
+        minibatch=minibatch or Minibatch(),
     )
     addresses = Addresses(fleet, channel, control, tuple(mixes))
-    return create(folder, TASK, (RECORDS,), choices, addresses)
+    return create(folder, task_for(entry), (records_for(entry),), choices, addresses)
 
 
-def _write_policy(path: Path, names: Sequence[str], target: PrivacyTarget) -> None:
-    budget = {"epsilon": target.epsilon, "delta": target.delta}
+def _add_populations(path: Path, names: Sequence[str]) -> None:
+    """Each with the budget that the policy has room for: that of one study."""
+    policy = tomllib.loads(path.read_text(encoding="utf-8"))
+    budget = {key: policy[key] for key in ("epsilon", "delta")}
     populations = [{"name": name, "data": f"{name}.csv", **budget} for name in names]
-    path.write_text(tomli_w.dumps(budget | {"populations": populations}), encoding="utf-8")
+    path.write_text(tomli_w.dumps(policy | {"populations": populations}), encoding="utf-8")
 
 
 async def _approve(

@@ -11,12 +11,14 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from silomix_client.config import SiloConfig
+from silomix_client.entries import Spending
 from silomix_client.errors import SiloError
 from silomix_client.ledger import Ledger
 from silomix_client.ledger_check import verify
@@ -44,6 +46,7 @@ class Transcript:
     """What the attacker has of one trial."""
 
     second: bool  # the silo held D′
+    part: int  # the phase that has the canary
     reports: NDArray[np.int64]  # (rounds in which the silo did not abstain, d)
     charged_first: tuple[bool, ...]  # for each report: the ledger had its charge on arrival
     charged_rounds: int  # in the end
@@ -148,10 +151,11 @@ class _Lanes:
         spending = ledger.spending(study.identity)
         return Transcript(
             second=approved.second,
+            part=approved.part,
             reports=_sums(attack),
             charged_first=tuple(attack.charged_first),
             charged_rounds=spending.rounds,
-            charged_epsilon=spending.epsilon(study.target.delta),
+            charged_epsilon=_epsilon(spending, study.target.delta),
         )
 
     def _check(self, ledger: Ledger) -> None:
@@ -160,6 +164,12 @@ class _Lanes:
             verify(ledger)
         except SiloError as error:
             self.broken.append(str(error))
+
+
+@lru_cache(maxsize=64)
+def _epsilon(spending: Spending, delta: float) -> float:
+    """Trials that were charged alike cost alike, and drawn batches take a second to account."""
+    return spending.epsilon(delta)
 
 
 def _sums(attack: Attack) -> NDArray[np.int64]:

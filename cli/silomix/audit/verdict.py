@@ -1,10 +1,12 @@
 """From transcripts to a verdict.
 
-The attacker projects every report on the canary's direction and adds up the rounds of a study: for
-Gaussian noise that is the sufficient statistic, no attacker has a better one.  In units of the
-claimed noise it is N(∓μ/2, 1) for a silo that does as it claims (a report that sums up K noised
-gradients moves K times as far, and has √K times the noise); D′ is guessed when it is above 0,
-a threshold that was fixed before the first trial.
+The attacker projects every report of the canary's phase on the canary's direction.  In units of
+the claimed noise each is N(∓move, 1) for a silo that does as it claims (a report that sums up K
+noised gradients moves K times as far, and has √K times the noise); where batches are drawn, only if
+the canary was drawn, and N(0, 1) otherwise.  What no attacker can improve on is the likelihood
+ratio of D and D′.  Without drawn batches that is the sum of the reports, here in units of its own
+noise: N(∓μ/2, 1).  D′ is guessed when it is above 0, a threshold that was fixed before the first
+trial; the two cases being mirror images, it is the best one.
 
 **False alarms.**  Every check below has its share of `ALPHA` (0.1 %), so a silo that keeps its
 promise is called violated with probability at most `ALPHA` in all; the ledger and repeated noise
@@ -21,10 +23,14 @@ from silomix_core.accounting.gaussian import gaussian_epsilon
 from silomix_core.audit_bounds import (
     correlation,
     detection,
+    difference,
     epsilon_lower,
     gaussian_detection,
     gaussian_mu,
     gaussian_mu_lower,
+    move,
+    move_detection,
+    move_lower,
     mu_lower,
     mu_lower_pooled,
     noise_upper,
@@ -37,12 +43,13 @@ from silomix.audit.claim import Claim
 from silomix.audit.trials import Observed, Transcript
 
 ALPHA = 0.001
-_ALPHA_RATE = ALPHA / 8  # of each of the two error rates
+_ALPHA_RATE = ALPHA / 16  # of each of the two error rates
 _ALPHA_POOLED = ALPHA / 4  # of their average
 _ALPHA_GAUSSIAN = ALPHA / 4
 _ALPHA_NOISE = ALPHA / 8
 _ALPHA_CORRELATION = ALPHA / 8
-_SAME_EPSILON = 1e-3  # how far the ledger's ε may be from the claimed one, relatively
+_ALPHA_ELSEWHERE = ALPHA / 8
+_SAME_EPSILON = 1e-3  # how far the ledger's ε may be from the planned one, relatively
 
 Floats = NDArray[np.float64]
 
@@ -55,20 +62,82 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Measurements in units of noise, and what is claimed of each: N(0, 1), or with a chance
+    N(centre, 1)."""
+
+    values: Floats
+    chances: Floats
+    centres: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """μ as it would follow from Gaussian noise: the statistic's move from D to D′."""
+
+    lower: float
+    estimate: float
+    error: float  # its standard error
+    epsilon_lower: float  # at the claimed δ
+
+    def check(self, claim: Claim) -> Check:
+        says = f"mu is at least {self.lower:.3f} if the noise is Gaussian"
+        return Check("mu-gaussian", self.lower <= claim.mu, says)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "mu_lower_bound_gaussian": self.lower,
+            "mu_estimate": self.estimate,
+            "mu_standard_error": self.error,
+            "epsilon_lower_bound_gaussian": self.epsilon_lower,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"mu {self.estimate:.3f} ± {self.error:.2g} (standard error), "
+            f"at least {self.lower:.3f}; epsilon at least {self.epsilon_lower:.3f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where batches are drawn: how far the canary moves reports on average, of what is claimed."""
+
+    lower: float
+    estimate: float
+    error: float  # its standard error
+
+    def check(self, _: Claim) -> Check:
+        says = f"the canary moves reports at least {self.lower:.3f} times as far as it may"
+        return Check("moved", self.lower <= 1, says)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "moved_lower_bound": self.lower,
+            "moved_estimate": self.estimate,
+            "moved_standard_error": self.error,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"the canary moves reports {self.estimate:.3f} ± {self.error:.2g} (standard error) "
+            f"times as far as it may, at least {self.lower:.3f} times"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What was measured, what it proves, and whether it contradicts the claim."""
 
     claim: Claim
     first: Floats  # statistic of each trial with D
     second: Floats  # … with D′
+    reports: tuple[Seen, ...]  # of the canary's phase, with D and with D′
     false_positives: int
     false_negatives: int
     mu_lower: float  # whatever the noise is
-    mu_lower_gaussian: float
-    mu_estimate: float
-    mu_error: float  # its standard error
     epsilon_lower: float  # at the claimed δ, whatever the noise is
-    epsilon_lower_gaussian: float
+    sharper: Shift | Moved  # if the noise is Gaussian
     noise_upper: float  # in units of the claimed standard deviation
     noise_estimate: float
     checks: tuple[Check, ...]
@@ -85,33 +154,34 @@ class Verdict:
 def judge(claim: Claim, observed: Observed, direction: Floats) -> Verdict:
     transcripts = observed.transcripts
     sd = SIGMA_UNITS * sqrt(claim.steps)  # of a coordinate of a report
-    first = statistics([each for each in transcripts if not each.second], direction, sd)
-    second = statistics([each for each in transcripts if each.second], direction, sd)
+    with_first = [each for each in transcripts if not each.second]
+    with_second = [each for each in transcripts if each.second]
+    first, second = (statistics(claim, each, direction / sd) for each in (with_first, with_second))
     positives, negatives = int((first > 0).sum()), int((second <= 0).sum())
     rates = (
         rate_upper(positives, len(first), _ALPHA_RATE),
         rate_upper(negatives, len(second), _ALPHA_RATE),
     )
+    pooled = rate_upper(positives + negatives, len(transcripts), _ALPHA_POOLED)
+    mu_any = mu_lower_pooled(pooled)
+    if not claim.is_drawn:  # else the errors trade off otherwise, but in the middle
+        mu_any = max(mu_any, mu_lower(*rates))
+    epsilon_any = epsilon_lower(*rates, claim.target.delta)
     fewest = min(len(each.reports) for each in transcripts)  # of a silo that checks in too often
     noise = np.array([each.reports[:fewest, BLANK] for each in transcripts]) / sd
-    mu_estimate = gaussian_mu(first, second)
-    mu_gaussian = gaussian_mu_lower(first, second, _ALPHA_GAUSSIAN)
-    pooled = rate_upper(positives + negatives, len(transcripts), _ALPHA_POOLED)
-    mu_any = max(mu_lower(*rates), mu_lower_pooled(pooled))
-    epsilon_any = epsilon_lower(*rates, claim.target.delta)
     largest_sd = noise_upper(noise, _ALPHA_NOISE)
+    reports = tuple(_seen(claim, each, direction / sd) for each in (with_first, with_second))
+    sharper = _moved(*reports) if claim.is_drawn else _shift(claim, first, second, mu_any)
     return Verdict(
         claim=claim,
         first=first,
         second=second,
+        reports=reports,
         false_positives=positives,
         false_negatives=negatives,
         mu_lower=mu_any,
-        mu_lower_gaussian=mu_gaussian,
-        mu_estimate=mu_estimate,
-        mu_error=mu_error(mu_estimate, len(first), len(second)),
         epsilon_lower=epsilon_any,
-        epsilon_lower_gaussian=gaussian_epsilon(claim.target.delta, max(mu_any, mu_gaussian)),
+        sharper=sharper,
         noise_upper=largest_sd,
         noise_estimate=sqrt(float((noise**2).mean())),
         checks=(
@@ -121,28 +191,86 @@ def judge(claim: Claim, observed: Observed, direction: Floats) -> Verdict:
                 epsilon_any <= claim.target.epsilon,
                 f"epsilon is at least {epsilon_any:.3f} at the claimed delta",
             ),
-            Check(
-                "mu-gaussian",
-                mu_gaussian <= claim.mu,
-                f"mu is at least {mu_gaussian:.3f} if the noise is Gaussian",
-            ),
+            sharper.check(claim),
             Check(
                 "noise",
                 largest_sd >= 1,
                 f"the noise has at most {largest_sd:.3f} of its claimed standard deviation",
             ),
+            *_elsewhere(claim, with_first, with_second, direction / sd),
             *_freshness(noise),
             *_ledger(claim, observed),
         ),
     )
 
 
-def statistics(transcripts: Sequence[Transcript], direction: Floats, sd: float) -> Floats:
-    """Σ over reports of ⟨report, direction⟩, in units of its own claimed standard deviation."""
-    sums = [
-        (each.reports @ direction).sum() / (sd * sqrt(len(each.reports))) for each in transcripts
-    ]
-    return np.array(sums, dtype=np.float64)
+def statistics(claim: Claim, transcripts: Sequence[Transcript], direction: Floats) -> Floats:
+    """The attacker's evidence for D′ in each, from the reports of the canary's phase alone."""
+    found = []
+    for each in transcripts:
+        part, values = claim.parts[each.part], _own(claim, each) @ direction
+        if part.chance < 1:
+            found.append(_log_ratio(values, part.chance, part.move))
+        else:
+            found.append(values.sum() / sqrt(len(values)))
+    return np.array(found, dtype=np.float64)
+
+
+def _log_ratio(values: Floats, chance: float, move: float) -> float:
+    """ln of how much likelier D′ makes these than D."""
+
+    def drawn(values: Floats) -> Floats:
+        found: Floats = np.logaddexp(
+            np.log1p(-chance), np.log(chance) + move * values - move**2 / 2
+        )
+        return found
+
+    return float((drawn(values) - drawn(-values)).sum())
+
+
+def _rounds(claim: Claim, part: int) -> slice:
+    start = sum(each.rounds for each in claim.parts[:part])
+    return slice(start, start + claim.parts[part].rounds)
+
+
+def _own(claim: Claim, transcript: Transcript) -> NDArray[np.int64]:
+    """Reports of the canary's phase; of the only one, whatever the silo sent."""
+    if len(claim.parts) == 1:
+        return transcript.reports
+    return transcript.reports[_rounds(claim, transcript.part)]
+
+
+def _seen(claim: Claim, transcripts: Sequence[Transcript], direction: Floats) -> Seen:
+    """Reports of the canary's phase, projected."""
+    values, chances, centres = list[Floats](), list[Floats](), list[Floats]()
+    for each in transcripts:
+        part, projected = claim.parts[each.part], _own(claim, each) @ direction
+        values.append(projected)
+        chances.append(np.full(len(projected), part.chance))
+        centres.append(np.full(len(projected), part.move if each.second else -part.move))
+    return Seen(np.concatenate(values), np.concatenate(chances), np.concatenate(centres))
+
+
+def _shift(claim: Claim, first: Floats, second: Floats, mu_any: float) -> Shift:
+    estimate = gaussian_mu(first, second)
+    lower = gaussian_mu_lower(first, second, _ALPHA_GAUSSIAN)
+    return Shift(
+        lower=lower,
+        estimate=estimate,
+        error=mu_error(estimate, len(first), len(second)),
+        epsilon_lower=gaussian_epsilon(claim.target.delta, max(mu_any, lower)),
+    )
+
+
+def _moved(first: Seen, second: Seen) -> Moved:
+    values = np.concatenate([-first.values, second.values])
+    chances = np.concatenate([first.chances, second.chances])
+    moves = np.concatenate([-first.centres, second.centres])
+    return Moved(
+        lower=move_lower(values, chances, moves, _ALPHA_GAUSSIAN),
+        estimate=move(values, chances, moves),
+        error=sqrt(len(values)) * float(values.std()) / float(chances @ moves),
+    )
 
 
 def mu_error(mu: float, n: int, m: int) -> float:
@@ -155,10 +283,41 @@ def mu_error(mu: float, n: int, m: int) -> float:
 
 
 def power(claim: Claim, trials: int) -> tuple[float, float]:
-    """Probability that half the noise is found: whatever the noise is, and by any of the bounds."""
-    anyhow = detection(claim.mu, 2 * claim.mu, trials, _ALPHA_POOLED)
-    gaussian = gaussian_detection(claim.mu, 2 * claim.mu, trials, _ALPHA_GAUSSIAN)
-    return anyhow, max(anyhow, gaussian)
+    """Probability that half the noise is found: whatever the noise is, and by any of the bounds.
+
+    Where batches are drawn, instead that a canary is found which moves reports twice as far as it
+    may, or is drawn twice as often, if all canaries were in the phase that shows least.
+    """
+    if not claim.is_drawn:
+        anyhow = detection(claim.mu, 2 * claim.mu, trials, _ALPHA_POOLED)
+        gaussian = gaussian_detection(claim.mu, 2 * claim.mu, trials, _ALPHA_GAUSSIAN)
+        return anyhow, max(anyhow, gaussian)
+    found = min(
+        move_detection(part.chance, part.move, trials * part.answers, _ALPHA_GAUSSIAN)
+        for part in set(claim.parts)
+    )
+    return 0.0, found
+
+
+def _elsewhere(
+    claim: Claim, first: Sequence[Transcript], second: Sequence[Transcript], direction: Floats
+) -> Iterator[Check]:
+    """A record is in one phase: reports of the others must not know which value it has."""
+    if len(claim.parts) == 1:
+        return
+
+    def others(transcript: Transcript) -> float:
+        values = np.delete(transcript.reports, _rounds(claim, transcript.part), axis=0) @ direction
+        return float(values.sum() / sqrt(len(values)))
+
+    chance = difference(
+        np.array([others(each) for each in first]), np.array([others(each) for each in second])
+    )
+    yield Check(
+        "one-phase",
+        chance >= _ALPHA_ELSEWHERE,
+        "reports of phases that the canary is not in depend on it",
+    )
 
 
 def _freshness(noise: Floats) -> Iterator[Check]:
@@ -194,11 +353,11 @@ def _ledger(claim: Claim, observed: Observed) -> Iterator[Check]:
         late == 0,
         f"{late} of {total} reports left before their round was charged to the ledger",
     )
-    worst = max(transcripts, key=lambda each: abs(each.charged_epsilon - claim.target.epsilon))
+    worst = max(transcripts, key=lambda each: abs(each.charged_epsilon - claim.epsilon))
     yield Check(
         "charge",
         all(each.charged_rounds == claim.answers for each in transcripts)
-        and abs(worst.charged_epsilon / claim.target.epsilon - 1) <= _SAME_EPSILON,
+        and abs(worst.charged_epsilon / claim.epsilon - 1) <= _SAME_EPSILON,
         f"the ledger's events amount to epsilon {worst.charged_epsilon:.4f} for "
         f"{worst.charged_rounds} rounds",
     )

@@ -28,6 +28,8 @@ def load(name: str, label: str | None, silos: int, seed: int, goal: Goal | None 
         return replace(data, task=goal.of(data.task))
     if not name.lower().endswith(".csv"):
         raise BadData(f"no data set {name!r}: choose {CHOICES}")
+    if not Path(name).is_file():
+        raise BadData(f"{name}: no such file; check the path")
     if label is None:
         raise BadData(f"{name}: say which column is the label (--label COLUMN)")
     return from_csv(Path(name), label, silos, seed, goal)

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
 from silomix_server.children import end, spawn
+
+if TYPE_CHECKING:
+    import psutil  # an optional dependency: a consortium is laid out without it
 
 
 class Role(Enum):
+    AUTHORITY = "authority"
     SERVER = "server"
     MIX = "mix"
     SILO = "silo"
@@ -117,14 +121,18 @@ def _reason(log: Path) -> str:
     return own[-1].removeprefix("silomix: ") if own else (lines[-1] if lines else "no output")
 
 
-def _children(pid: int) -> list[psutil.Process]:
+def _children(pid: int) -> "list[psutil.Process]":
+    import psutil
+
     try:
         return list(psutil.Process(pid).children())
     except psutil.NoSuchProcess:
         return []
 
 
-def _kind(process: psutil.Process) -> str:
+def _kind(process: "psutil.Process") -> str:
+    import psutil
+
     try:
         command = " ".join(process.cmdline())
     except psutil.Error:

@@ -24,11 +24,15 @@ from silomix_client.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
 from silomix_core.algorithms import auto, shuffled
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.seam import Descent
 from silomix_core.central_target import local_target
+from silomix_core.mechanism import Minibatch, Participant
+from silomix_core.private_evaluation import not_measurable
 from silomix_core.study import Study
 from silomix_core.task import Task
 from silomix_server.results import progress, saved_evaluation
 
+from silomix.batches import check_batches
 from silomix.consortium import Addresses, Consortium, StudyChoices, create
 from silomix.demo.data import load
 from silomix.demo.display import LiveDisplay, Moment, PlainDisplay
@@ -44,6 +48,7 @@ from silomix.demo.summary import (
     write_metrics,
 )
 from silomix.demo.tables import DemoData, Table, write_csv
+from silomix.descent import check_descent
 
 # Chosen once on synthetic data (docs/decisions/0006-demo-defaults.md), never on a user's records.
 CLIP = 0.25
@@ -71,7 +76,9 @@ class DemoOptions:
     seed: int = 1
     participants: int | None = None
     local_steps: int | None = None
+    descent: Descent | None = None
     evaluation: float | None = None
+    minibatch: Minibatch = field(default_factory=Minibatch)
     minimum_batch: int | None = None
     gate: bool = True
     tokens: bool = True
@@ -112,19 +119,23 @@ def run_demo(options: DemoOptions) -> int:
     return 0
 
 
-def prepare(options: DemoOptions) -> tuple[Consortium, DemoData]:
-    """Folders, keys, certificates, data and the study file of a consortium on this machine."""
+def prepare(
+    options: DemoOptions, addresses: Addresses | None = None
+) -> tuple[Consortium, DemoData]:
+    """Folders, keys, certificates, data and the study file; on this machine, unless said where."""
     target, data = _inputs(options)
-    return _create(options, target, data), data
+    return _create(options, target, data, addresses), data
 
 
 def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
     """The privacy target and the data; whatever is wrong is found before anything is written."""
     try:
+        check_descent(options.descent, options.algorithm)
         if options.algorithm != auto.NAME:
             entry = algorithm(options.algorithm)
             if options.local_steps is not None and not entry.takes_local_steps:
                 raise DemoFailed(f"--local-steps: {entry.name} has none to choose")
+        check_batches(options.algorithm, options.minibatch)
         target = PrivacyTarget(options.epsilon, options.delta)
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
@@ -135,6 +146,8 @@ def _inputs(options: DemoOptions) -> tuple[PrivacyTarget, DemoData]:
     if options.minimum > options.asked:
         raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.asked} silos")
     data = load(options.data, options.label, options.silos, options.seed, options.goal)
+    if options.evaluation is not None and (reason := not_measurable(data.task)) is not None:
+        raise DemoFailed(f"--{reason}")
     return _behind_the_mixes(options, data) or target, data
 
 
@@ -159,9 +172,17 @@ def _behind_the_mixes(options: DemoOptions, data: DemoData) -> PrivacyTarget | N
         raise DemoFailed(f"--central-epsilon {options.central_epsilon:g}: {bad}") from bad
 
 
-def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Consortium:
-    asked = auto.Choice(options.algorithm, options.rounds, CLIP, options.goal.radius)
-    choice = auto.chosen(asked, data.task)
+def _create(
+    options: DemoOptions,
+    target: PrivacyTarget,
+    data: DemoData,
+    addresses: Addresses | None = None,
+) -> Consortium:
+    asked = auto.Choice(
+        options.algorithm, options.rounds, CLIP, options.goal.radius, options.descent
+    )
+    participants = [Participant(len(silo), target) for silo in data.silos]
+    choice = auto.chosen(asked, data.task, auto.loudness(participants, options.participants))
     choices = StudyChoices(
         name=f"{data.name} demo",
         algorithm=choice.algorithm,
@@ -175,7 +196,9 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         tokens=options.tokens,
         participants=options.participants,
         local_steps=options.local_steps,
+        descent=choice.descent,
         held_out=options.evaluation,
+        minibatch=options.minibatch,
     )
     return lay_out(
         options.out,
@@ -185,6 +208,7 @@ def _create(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> Cons
         mixes=options.mixes,
         holdout=data.holdout,
         lease_rounds=options.lease_rounds,
+        addresses=addresses,
     )
 
 
@@ -197,8 +221,12 @@ def lay_out(
     mixes: int,
     holdout: Table | None = None,
     lease_rounds: int = 50,
+    addresses: Addresses | None = None,
 ) -> Consortium:
-    """A consortium on free ports of this machine in a new or empty folder, everybody's data too."""
+    """A consortium in a new or empty folder, everybody's data too.
+
+    On free ports of this machine, unless `addresses` are given.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -206,14 +234,12 @@ def lay_out(
         raise DemoFailed(f"cannot make {folder}: {reason}; choose another folder") from problem
     if any(folder.iterdir()):
         raise DemoFailed(f"{folder} is not empty (keys and ledgers?); choose another folder")
-    ports = free_ports(3 + mixes)
-    fleet, channel, control, *chain = (f"127.0.0.1:{port}" for port in ports)
     made = create(
         folder,
         task,
         tuple(len(silo) for silo in silos),
         choices,
-        Addresses(fleet, channel, control, tuple(chain)),
+        addresses or _of_this_machine(mixes),
         lease_rounds=lease_rounds,
         holdout=holdout is not None,
     )
@@ -399,6 +425,12 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from busy
     finally:
         os.close(descriptor)
+
+
+def _of_this_machine(mixes: int) -> Addresses:
+    ports = free_ports(4 + mixes)
+    authority, fleet, channel, control, *chain = (f"127.0.0.1:{port}" for port in ports)
+    return Addresses(fleet, channel, control, tuple(chain), authority)
 
 
 def free_ports(count: int) -> list[int]:

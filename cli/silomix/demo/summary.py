@@ -87,17 +87,35 @@ def table(summary: Summary) -> Table:
 
 
 def _evaluated(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Shares in percent, ± the noise's standard deviation."""
-    cells = found["confusion"]
-    shown = ", ".join(f"{name.replace('_', ' ')} {100 * cells[name]:.1f}" for name in CELLS)
+    """± the noise's standard deviation; shares in percent."""
+    where = "on the records that they held out (± is the noise)"
+    if "mean_squared_error" in found:
+        squared, absolute = found["mean_squared_error"], found["mean_absolute_error"]
+        return [
+            (
+                "squared error, by the silos",
+                f"{squared:.4g} ± {found['standard_error']:.2g} {where}",
+            ),
+            ("absolute error", f"{absolute:.4g} ± {found['absolute_standard_error']:.2g}"),
+        ]
     return [
         (
             "by the silos",
-            f"{100 * found['error']:.2f} % ± {100 * found['standard_error']:.2f} on the records "
-            "that they held out (± is the noise)",
+            f"{100 * found['error']:.2f} % ± {100 * found['standard_error']:.2f} {where}",
         ),
-        ("confusion, %", f"{shown} (each ± {100 * found['cell_standard_error']:.2f})"),
+        (
+            "confusion, %",
+            f"{_cells(found['confusion'])} (each ± {100 * found['cell_standard_error']:.2f})",
+        ),
     ]
+
+
+def _cells(confusion: dict[str, float] | list[list[float]]) -> str:
+    """Of two classes by their names; of several a line for each label."""
+    if isinstance(confusion, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {100 * confusion[name]:.1f}" for name in CELLS)
+    rows = [" ".join(f"{100 * cell:5.1f}" for cell in row) for row in confusion]
+    return "\n".join(f"label {label}, predicted 0 …: {row}" for label, row in enumerate(rows))
 
 
 def write_metrics(progress: list[dict[str, float]], path: Path) -> None:

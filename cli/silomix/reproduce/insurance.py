@@ -1,17 +1,20 @@
 """Medical charges from insurance.csv, and the silos that Lowy and Razaviyayn (2023), §5 make of it.
 
-Nothing is fitted: bounds are what anybody would say of ages, body mass indices and charges
-(`TASK`), or who knows what kind of insurance it is (`NARROW`).
+Nothing is fitted: bounds are what anybody would say of ages, body mass indices and charges, or who
+knows what kind of insurance it is.  The region is four columns, one of which is 1, one column, or a
+category.
 """
 
 import csv
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from silomix_core.feature import category
 from silomix_core.losses import LossName
 from silomix_core.task import Feature, Scaling, Task
 from silomix_core.update import Records
@@ -24,11 +27,19 @@ FILE = "insurance.csv"
 SILOS = 3
 _SHARE = 0.8  # of the records; the others are the test set
 _COLUMNS = ("age", "sex", "bmi", "children", "smoker", "region", "charges")
+_REGION = "region"
 _REGIONS = ("northeast", "northwest", "southeast", "southwest")
 NEEDS = f"{FILE} (Choi 2018, Medical insurance charges; columns {', '.join(_COLUMNS)})"
 
 
-def _task(age: tuple[float, float], children: tuple[float, float]) -> Task:
+_FOUR_COLUMNS = tuple(Feature(region, 0.0, 1.0, missing=0.0) for region in _REGIONS)
+_ONE_COLUMN = (Feature(_REGION, 0.0, len(_REGIONS) - 1.0, missing=0.0),)
+_CATEGORY = (category(_REGION, _REGIONS),)
+
+
+def _task(
+    age: tuple[float, float], children: tuple[float, float], region: tuple[Feature, ...]
+) -> Task:
     return Task(
         LossName.SQUARED,
         "charges",
@@ -38,7 +49,7 @@ def _task(age: tuple[float, float], children: tuple[float, float]) -> Task:
             Feature("bmi", 10.0, 60.0, missing=30.0),
             Feature("children", *children, missing=0.0),
             Feature("smoker", 0.0, 1.0, missing=0.0),
-            *(Feature(region, 0.0, 1.0, missing=0.0) for region in _REGIONS),
+            *region,
         ),
         Scaling.UNIT_BALL,
         bias=0.3,
@@ -46,17 +57,45 @@ def _task(age: tuple[float, float], children: tuple[float, float]) -> Task:
     )
 
 
-TASK = _task(age=(0.0, 100.0), children=(0.0, 10.0))
-# for those who know that everybody insured here is of working age; others would be clamped
-NARROW = _task(age=(18.0, 65.0), children=(0.0, 5.0))
+class Coding(Enum):
+    """What a study may say in public of the same people; narrow: for those who know that everybody
+    insured here is of working age (others would be clamped)."""
+
+    WIDE = "wide bounds"
+    NARROW = "narrow bounds"
+    ONE_COLUMN = "region in one column"
+    NARROW_ONE_COLUMN = "narrow bounds, region in one column"
+    CATEGORY = "region as a category"
+    NARROW_CATEGORY = "narrow bounds, region as a category"
+
+    @property
+    def task(self) -> Task:
+        narrow = self in (Coding.NARROW, Coding.NARROW_ONE_COLUMN, Coding.NARROW_CATEGORY)
+        region = _FOUR_COLUMNS
+        if self in (Coding.ONE_COLUMN, Coding.NARROW_ONE_COLUMN):
+            region = _ONE_COLUMN
+        elif self in (Coding.CATEGORY, Coding.NARROW_CATEGORY):
+            region = _CATEGORY
+        return _task(
+            age=(18.0, 65.0) if narrow else (0.0, 100.0),
+            children=(0.0, 5.0) if narrow else (0.0, 10.0),
+            region=region,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """Features as the task lists them (m, 9), and charges (m,)."""
+    """Features (m, 9), the region in four columns, and charges (m,)."""
 
     features: Floats
     charges: Floats
+
+    def listed(self, task: Task) -> Floats:
+        """The features as this task lists them."""
+        if _REGION not in task.columns:
+            return self.features
+        others, regions = np.split(self.features, [-len(_REGIONS)], axis=1)
+        return np.column_stack([others, regions @ np.arange(len(_REGIONS))])
 
     @property
     def trained_on(self) -> int:
@@ -128,7 +167,7 @@ def split(folder: Path, task: Task, seed: int) -> Split:
     order = np.random.default_rng([seed, 1]).permutation(len(people.charges))
     train, test = order[: people.trained_on], order[people.trained_on :]
     train = train[np.argsort(people.charges[train], kind="stable")]
-    features, labels = task.encode(people.features), task.encode_labels(people.charges)
+    features, labels = task.encode(people.listed(task)), task.encode_labels(people.charges)
     return Split(
         tuple(Records(features[rows], labels[rows]) for rows in np.split(train, SILOS)),
         features[test],

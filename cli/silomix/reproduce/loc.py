@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from silomix_core.task import UNIT
 from silomix_core.update import Records
 
 from silomix.reproduce import digits
+from silomix.reproduce.drawing import Line, draw_line, finish
 from silomix.reproduce.experiment import (
     Claim,
     Experiment,
@@ -88,7 +90,7 @@ PRINTED_ONE_PASS = replace(
 PRINTED_LOCALIZED = replace(
     LOCALIZED[0], noise=Noise.PRINTED, repeated=(17.4, 10.9, 6.1, 3.4, 2.1, 2.0)
 )
-_CHOICE = auto.chosen(auto.Choice(auto.NAME, 1, 1.0, 1.0), digits.task(np.ones(1)))
+_CHOICE = auto.chosen(auto.Choice(auto.NAME, 1, 1.0, 1.0), digits.task(np.ones(1)), inf)
 AUTO = Method(
     _CHOICE.algorithm,
     rounds=_CHOICE.rounds,
@@ -408,34 +410,16 @@ def _draw(results: Results, parts: Sequence[Part], path: Path) -> None:
     for axes, part in zip(rows[0], parts, strict=True):
         for index, method in enumerate(part.methods):
             found = [
-                (epsilon, Spread.of(errors))
+                (epsilon, spread.mean, spread.deviation or 0.0)
                 for epsilon in EPSILONS
-                if (errors := results.all(part, method, epsilon))
+                if (errors := results.all(part, method, epsilon)) and (spread := Spread.of(errors))
             ]
-            axes.errorbar(
-                [epsilon for epsilon, _ in found],
-                [each.mean for _, each in found],
-                [each.deviation or 0.0 for _, each in found],
-                color=f"C{index}",
-                marker="o",
-                capsize=3,
-                linestyle="--" if method.noise is Noise.PRINTED else "-",
-                linewidth=2.5 if method is AUTO else 1.2,
-                label=method.name,
-            )
-        axes.axhline(floor, color="black", linestyle=":", label="no privacy")
+            line = Line(method.name, found, method.noise, bold=method is AUTO)
+            draw_line(axes, line, f"C{index}")
         axes.set(xscale="log", xlabel="ε", ylabel="test error, %")
         axes.set_title(f"{part.loss.value} loss, M = {part.asked}")
         axes.set_ylim(floor - 1, floor + 8)
-        axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-        axes.minorticks_off()
-        axes.legend(
-            frameon=False,
-            fontsize="small",
-            ncols=2,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.15),
-        )
+        finish(axes, EPSILONS, floor)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

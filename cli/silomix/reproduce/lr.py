@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,15 @@ from rich.console import Console
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms import auto
 from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.seam import USUAL_DESCENT
 from silomix_core.bounds.validity import OutsideValidity
 from silomix_core.federation import Rehearsal, rehearsal
 from silomix_core.mechanism import Participant
 from silomix_core.pooled import least_squares
-from silomix_core.task import UNIT, Task
+from silomix_core.task import UNIT
 
 from silomix.reproduce import insurance
+from silomix.reproduce.drawing import Line, draw_line, finish
 from silomix.reproduce.experiment import (
     Claim,
     Experiment,
@@ -34,6 +37,7 @@ from silomix.reproduce.experiment import (
     below,
     difference,
 )
+from silomix.reproduce.insurance import Coding
 from silomix.reproduce.kept import Kept
 from silomix.reproduce.printed import Noise, with_printed_noise
 from silomix.trials import Spread
@@ -43,34 +47,30 @@ AIMS = {0.2: 26.0, 0.5: 15.0, 1.0: 12.0, 2.5: 12.0}  # of auto's error
 REPEATED_FLOOR = 11.1
 LOCAL_STEPS = 5
 _TICKS = (10, 12, 15, 20, 30, 50, 100, 200, 400)
-_CHOICE = auto.chosen(auto.Choice(auto.NAME, 1, 1.0, 1.0), insurance.TASK)
+_QUIET = auto.chosen(auto.Choice(auto.NAME, 1, 1.0, 1.0), Coding.WIDE.task, inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An algorithm with what a study would say of it; clip and radius are auto's unless said.
+    """An algorithm with what a study would say of it; clip and radius are those that auto has where
+    noise is low, unless said.
 
     repeated: error at EPSILONS in an independent repetition of the paper (plain numpy, steps
-    searched for, bounds unknown); narrow: whether bounds of features are (`insurance.NARROW`).
+    searched for, bounds and coding unknown).
     """
 
     algorithm: str
     noise: Noise = Noise.EXACT
     rounds: int = 15
-    clip: float = _CHOICE.clip
-    radius: float = _CHOICE.radius
+    clip: float = _QUIET.clip
+    radius: float = _QUIET.radius
     repeated: tuple[float, ...] = ()
-    label: str | None = None
-    narrow: bool = False
-
-    @property
-    def task(self) -> Task:
-        return insurance.NARROW if self.narrow else insurance.TASK
+    coding: Coding = Coding.WIDE
 
     @property
     def name(self) -> str:
-        if self.label is not None:
-            return self.label
+        if self.algorithm == auto.NAME:
+            return auto.NAME + (f", {self.coding.value}" if self.coding is not Coding.WIDE else "")
         steps = f" × {LOCAL_STEPS}" if algorithm(self.algorithm).takes_local_steps else ""
         printed = f", {self.noise.value}" if self.noise is Noise.PRINTED else ""
         return f"{self.algorithm}, R = {self.rounds}{steps}{printed}"
@@ -91,13 +91,8 @@ PRINTED_LOCAL_SGD = (
     replace(LOCAL_SGD[0], noise=Noise.PRINTED, repeated=(87, 75, 70, 56, 47, 41, 29)),
     replace(LOCAL_SGD[1], noise=Noise.PRINTED),
 )
-AUTO = Method(
-    _CHOICE.algorithm,
-    rounds=_CHOICE.rounds,
-    repeated=(26, 15, 12, 12, 11, 11, 11),
-    label=auto.NAME,
-)
-NARROW_AUTO = replace(AUTO, label=f"{auto.NAME}, narrow bounds", narrow=True)
+AUTO = Method(auto.NAME, repeated=(26, 15, 12, 12, 11, 11, 11))
+AUTOS = tuple(replace(AUTO, coding=coding) for coding in Coding)
 METHODS = (
     *PRINTED_MB_SGD,
     *PRINTED_LOCAL_SGD,
@@ -105,8 +100,7 @@ METHODS = (
     *LOCAL_SGD,
     Method("plain-mb-sgd", rounds=60),
     Method("accelerated-mb-sgd", rounds=60),
-    AUTO,
-    NARROW_AUTO,
+    *AUTOS,
 )
 
 
@@ -124,11 +118,24 @@ class Trial:
         how = self.method
         if how is None:
             return f"floor seed={self.seed}"
-        bounds = " narrow" if how.narrow else ""
+        made = choice(self.folder, how, self.epsilon)
         return (
-            f"{how.algorithm}{bounds} {how.noise.value} rounds={how.rounds} clip={how.clip:g} "
-            f"radius={how.radius:g} epsilon={self.epsilon:g} seed={self.seed}"
+            f"{made.algorithm}, {how.coding.value}, {how.noise.value} rounds={made.rounds} "
+            f"clip={made.clip:g} radius={made.radius:g} {made.descent} epsilon={self.epsilon:g} "
+            f"seed={self.seed}"
         )
+
+
+@lru_cache(maxsize=128)
+def choice(folder: Path, method: Method, epsilon: float) -> auto.Choice:
+    """What the study file would say."""
+    asked = auto.Choice(method.algorithm, method.rounds, method.clip, method.radius)
+    return auto.chosen(asked, method.coding.task, auto.loudness(_participants(folder, epsilon)))
+
+
+def _participants(folder: Path, epsilon: float) -> list[Participant]:
+    records = insurance.load(folder).records
+    return [Participant(records, PrivacyTarget(epsilon, 1 / records**2))] * insurance.SILOS
 
 
 # Running ------------------------------------------------------------------------------------------
@@ -159,7 +166,7 @@ def _trials(folder: Path, count: int) -> list[Trial]:
 
 def run_trial(trial: Trial) -> tuple[str, float]:
     """Its key and the model's squared error on the test set, in percent of the mean of y²."""
-    task = insurance.TASK if trial.method is None else trial.method.task
+    task = (Coding.WIDE if trial.method is None else trial.method.coding).task
     data = insurance.split(trial.folder, task, trial.seed)
     if trial.method is None:
         features = np.concatenate([silo.features for silo in data.silos]) / UNIT
@@ -173,15 +180,16 @@ def run_trial(trial: Trial) -> tuple[str, float]:
 
 @lru_cache(maxsize=128)
 def _study(folder: Path, method: Method, epsilon: float) -> Rehearsal:
-    records = insurance.load(folder).records
+    chosen = choice(folder, method, epsilon)
     made = rehearsal(
-        method.task,
-        algorithm(method.algorithm),
-        [Participant(records, PrivacyTarget(epsilon, 1 / records**2))] * insurance.SILOS,
-        rounds=method.rounds,
-        radius=method.radius,
-        clip=method.clip,
+        method.coding.task,
+        algorithm(chosen.algorithm),
+        _participants(folder, epsilon),
+        rounds=chosen.rounds,
+        radius=chosen.radius,
+        clip=chosen.clip,
         local_steps=LOCAL_STEPS,
+        descent=chosen.descent or USUAL_DESCENT,
     )
     return made if method.noise is Noise.EXACT else with_printed_noise(made)
 
@@ -227,14 +235,14 @@ def findings(results: Results) -> Findings:
             "transcript, against everybody else.  A dash: there the printed formula is no theorem. "
             " In brackets: an independent repetition of the paper (steps searched for); the paper "
             "prints no numbers.  Bounds: ages 0 to 100, up to 10 children; narrow: 18 to 65, up to "
-            "5.  All have auto's clip and radius.",
+            "5.  Region: four columns, of which one is 1, or one column.  auto's clip and radius "
+            "follow from ε; the others have those that it has where noise is low.",
         ),
         claims=(
             _beats(results, PRINTED_MB_SGD, PRINTED_LOCAL_SGD),
             _beats(results, MB_SGD, LOCAL_SGD),
             _best(results),
-            *_aims(results, AUTO),
-            *_aims(results, NARROW_AUTO),
+            *(claim for method in AUTOS for claim in _aims(results, method)),
         ),
         figures=_figures(results, floor),
         draw=lambda path: _draw(results, path),
@@ -284,7 +292,7 @@ def _least(
 def _best(results: Results) -> Claim:
     """Against whichever other algorithm has the least mean error at that ε."""
     bounds = []
-    others = [method for method in METHODS if method not in (AUTO, NARROW_AUTO)]
+    others = [method for method in METHODS if method not in AUTOS]
     for epsilon in EPSILONS:
         best = _least(results, others, epsilon)
         if best is not None:
@@ -316,11 +324,12 @@ def _figures(results: Results, floor: Spread) -> dict[str, object]:
         for index, epsilon in enumerate(EPSILONS):
             errors = results.all(method, epsilon)
             error = Spread.of(errors) if errors else None
+            made = choice(results.folder, method, epsilon)
             row: dict[str, object] = {
-                "algorithm": method.label or method.algorithm,
-                "rounds": method.rounds,
-                "clip": method.clip,
-                "radius": method.radius,
+                "algorithm": method.name if method in AUTOS else method.algorithm,
+                "rounds": made.rounds,
+                "clip": made.clip,
+                "radius": made.radius,
                 "noise": method.noise.value,
                 "epsilon": epsilon,
                 "errors": errors,
@@ -346,30 +355,15 @@ def _draw(results: Results, path: Path) -> None:
     colours = plt.get_cmap("tab20")
     for index, method in enumerate(METHODS):
         found = [
-            (epsilon, Spread.of(errors))
+            (epsilon, spread.mean, spread.margin or 0.0)
             for epsilon in EPSILONS
-            if (errors := results.all(method, epsilon))
+            if (errors := results.all(method, epsilon)) and (spread := Spread.of(errors))
         ]
-        axes.errorbar(
-            [epsilon for epsilon, _ in found],
-            [each.mean for _, each in found],
-            [each.margin or 0.0 for _, each in found],
-            color=colours(index),
-            marker="o",
-            capsize=3,
-            linestyle="--" if method.noise is Noise.PRINTED else "-",
-            linewidth=2.5 if method in (AUTO, NARROW_AUTO) else 1.2,
-            label=method.name,
-        )
-    floor = float(np.mean(results.all(None)))
-    axes.axhline(floor, color="black", linestyle=":", label="no privacy")
+        line = Line(method.name, found, method.noise, bold=method in AUTOS)
+        draw_line(axes, line, colours(index))
     axes.set(xscale="log", yscale="log", xlabel="ε", ylabel="squared error, % of the mean of y²")
-    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
     axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
-    axes.minorticks_off()
-    axes.legend(
-        frameon=False, fontsize="small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12)
-    )
+    finish(axes, EPSILONS, float(np.mean(results.all(None))))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

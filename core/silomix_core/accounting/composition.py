@@ -46,14 +46,24 @@ def epsilon_of(transcript: Transcript, delta: float) -> float:
 
 
 def largest_mu(
-    target: PrivacyTarget, scheme: Scheme, ratio: float, rounds: int, dimension: int
+    target: PrivacyTarget,
+    scheme: Scheme,
+    ratio: float,
+    rounds: int,
+    dimension: int,
+    most_rounds: int = 0,
 ) -> float:
-    """The largest Δ/σ of one round at which `rounds` of them meet `target`; rounded down."""
-    pairs = continuous_targets(target.epsilon, target.delta, dimension * rounds)
+    """The largest Δ/σ of one round at which `rounds` of them meet `target`; rounded down.
+
+    With more `most_rounds`, as if so many had integers to pay for: a filter counts the most that
+    any phase of a study has.
+    """
+    samples = dimension * max(rounds, most_rounds)
+    pairs = continuous_targets(target.epsilon, target.delta, samples)
     if not pairs:
         raise CalibrationImpossible(
             f"delta={target.delta} at epsilon={target.epsilon} is below the cost of integer noise "
-            f"on {dimension * rounds} values; use a larger delta or fewer rounds"
+            f"on {samples} values; use a larger delta or fewer rounds"
         )
     full = max(gaussian_mu(*pair) for pair in pairs) / sqrt(rounds)
     if scheme is Scheme.FULL:

@@ -15,6 +15,7 @@ Note the trap: under replace-one its PLD measures noise in units of what *one* r
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import inf, sqrt
 from typing import Any
@@ -52,6 +53,17 @@ def poisson_epsilon(events: Sequence[tuple[PrivacyEvent, int]], delta: float) ->
     if fine < coarse:
         epsilon = min(epsilon, float(_composed(events, fine).get_epsilon_for_delta(left)))
     return epsilon * (1 + 1e-9)
+
+
+def total_variation(events: Sequence[tuple[PrivacyEvent, int]]) -> float:
+    """δ at ε = 0 of the pair above in all rounds, rounded up: the best attacker's two error rates
+    sum to 1 less this.
+
+    Of other schemes it is that of a record which a batch holds with the event's ratio, the other
+    records being 0.
+    """
+    pairs = tuple((replace(event, scheme=Scheme.POISSON), count) for event, count in events)
+    return min(1.0, float(_composed(pairs, _COARSE).get_delta_for_epsilon(0.0)))
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""What a study says when nobody wants to choose: algorithm, rounds, clip and radius, all concrete.
+"""What a study says when nobody wants to choose: algorithm, rounds, clip, radius, all concrete.
 
 "auto" is no algorithm but a choice that is made once, when a study is written: the file then has
 the numbers, and its operator approves those.  Nothing is measured on records.  The step follows
@@ -15,28 +15,39 @@ repeats it:
 - *Radius 50.*  Models of records of norm 1 have norms of 15 to 45; the step makes noise wander half
   the radius, so 25, which at a small ε stops directions early in which noise would be all.
 
-For numbers, on medical charges (Lowy, Razaviyayn 2023, §5: 3 silos of 356 records, 10 coordinates;
-`silomix reproduce lr`):
-- *The same clip.*  Errors beyond an eighth of the label's range then count in proportion, as with
-  Huber's loss: predictions lie between mean and median.  Where labels are so skewed that these are
-  far apart, and the mean is wanted, a study must name a larger clip.
-- *Radius 1.5·√d.*  Scores end at ±1 and d features share a norm of 1: if each varies by a third of
-  its bounds, labels that they explain need a model as large.  A smaller radius does better at a
-  small ε, and badly where labels are steep.
-- *60 rounds* here too; 120 and 200 do no better.
+For numbers, clip and radius follow from what of a record reaches the server: with noise of 2·clip/
+(nμ√M) on each coordinate of the mean of all rounds (μ: what (ε, δ) allow), q = nμ√M/d says how loud
+records are beside it.  Chosen on generated regressions (5 to 30 features, 200 to 1000 records) and
+medical charges (Lowy, Razaviyayn 2023, §5: 3 silos of 356 records, 10 coordinates; `silomix
+reproduce lr`):
+- *Clip L/8, below q = 40 that times √(q/40).*  Errors beyond an eighth of the label's range then
+  count in proportion, as with Huber's loss: predictions lie between mean and median.  The louder
+  the noise, the nearer the median, which needs less of it.  Where labels are so skewed that these
+  are far apart, and the mean is wanted, a study must name a larger clip.
+- *Radius 1.5·√d, below q = 20 that times √(q/20).*  Scores end at ±1 and d features share a norm
+  of 1: if each varies by a third of its bounds, labels that they explain need a model as large.
+  Where noise hides them, a smaller model errs less.
+- *60 rounds* here too; 120 and 200 gain little.  *Momentum 0.5* below q = 20: models are small then
+  and reached soon, and with less of it the average has less noise.  Above, it would arrive late.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
+from silomix_core.accounting.gaussian import gaussian_mu
 from silomix_core.algorithms import noisy_mb_sgd
+from silomix_core.algorithms.seam import Descent
+from silomix_core.mechanism import Participant
 from silomix_core.task import Task
 
 NAME = "auto"
-SUMMARY = "Picks algorithm, rounds, clip and radius; the study file has the numbers"
+SUMMARY = "Picks algorithm, rounds, clip, radius, momentum; the study file has the numbers"
 ADVICE = "The default when nobody wants to tune: any loss, any ε."
 ROUNDS, RADIUS = 60, 50.0
 _CLIPPED = 1 / 8  # of L
+_LOUD_ENOUGH_FOR_CLIP, _LOUD_ENOUGH = 40.0, 20.0
+_BELOW = Descent(momentum=0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +58,35 @@ class Choice:
     rounds: int
     clip: float
     radius: float
+    descent: Descent | None = None  # none: as usual, or not the study's to say
 
 
-def chosen(asked: Choice, task: Task) -> Choice:
-    """As asked for; where that is "auto", its own numbers for the task's loss."""
+def loudness(participants: Sequence[Participant], asked: int | None = None) -> float:
+    """nμ√M: what all records of a round say together, in units of what hides one of them.
+
+    Of the silo that needs the most noise; a round asks `asked` of them, all unless given.
+    """
+    least = min(
+        each.records * gaussian_mu(each.target.epsilon, each.target.delta) for each in participants
+    )
+    return least * sqrt(asked or len(participants))
+
+
+def chosen(asked: Choice, task: Task, loud: float) -> Choice:
+    """As asked for; where that is "auto", its own numbers for the task and its `loudness`."""
     if asked.algorithm != NAME:
         return asked
     name = noisy_mb_sgd.ALGORITHM.name
     clip = _CLIPPED * replace(task, hidden=None).lipschitz  # a network's loss has no bound itself
-    radius = round(1.5 * sqrt(task.dimension), 1) if task.loss.is_regression else RADIUS
-    return Choice(name, ROUNDS, clip, radius)
+    if not task.loss.is_regression:
+        return Choice(name, ROUNDS, clip, RADIUS)
+    each = loud / task.dimension
+    clip *= sqrt(min(1.0, each / _LOUD_ENOUGH_FOR_CLIP))
+    radius = 1.5 * sqrt(task.dimension) * sqrt(min(1.0, each / _LOUD_ENOUGH))
+    descent = _BELOW if each < _LOUD_ENOUGH else None
+    return Choice(name, ROUNDS, _short(clip), _short(radius), descent)
+
+
+def _short(number: float) -> float:
+    """Three digits: somebody reads the study file."""
+    return float(f"{number:.3g}")

@@ -2,6 +2,7 @@
 
 from silomix_core.algorithms import (
     accelerated,
+    auto,
     check_ins,
     local_updates,
     localized,
@@ -38,6 +39,9 @@ ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 
 def algorithm(name: str) -> Algorithm:
     """The algorithm of that name; ValueError with the known names otherwise."""
+    if name == auto.NAME:
+        raise ValueError(f"{name} is chosen when a study is written, and is none here; name one")
     if name not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {name!r}; known: {', '.join(sorted(ALGORITHMS))}")
+        known = ", ".join(sorted([auto.NAME, *ALGORITHMS]))
+        raise ValueError(f"unknown algorithm {name!r}; known: {known}")
     return ALGORITHMS[name]

@@ -17,8 +17,12 @@ clip is the study's (the paper's median of norms is not private); η_g = 1; the 
 of the last half of the iterates, local SGD's an average in which later iterates count more.
 
 Step size, which the paper does not print, from public quantities only.  The mean of M walks of KR
-noised steps in all wanders by about η·σ·√(dKR/M); as in `noisy_mb_sgd`, η makes that the diameter
-of W.  A silo on its own wanders by η·σ·√(dK) in a round, its noise being averaged with nobody's.
+noised steps in all wanders by about η·σ·√(dKR/M); η makes that the diameter of W, for numbers half
+the radius as in `noisy_mb_sgd`.  A silo on its own wanders by η·σ·√(dK) in a round, its noise being
+averaged with nobody's.  Where labels are numbers, scores stay where the loss is as curved as its β
+says, and steps beyond 2/β would bounce: silos know of no report that could tell them
+(`noisy_mb_sgd` cuts its steps by them).  A loss of classes is curved near the score 0 only, which
+models leave.
 """
 
 from math import ceil, sqrt
@@ -45,14 +49,22 @@ _LARGEST_STEP = 300.0
 
 
 def walk(plan: AlgorithmPlan) -> LocalSteps:
-    """η = min(D·√M/(σ·√(dKR)), 300/K), and with a ridge at most 1/(K·ridge)."""
+    """Classes: η = min(D·√M/(σ·√(dKR)), 300/K); numbers: a quarter of the former, at most 2/β, too.
+
+    The ridge: `_steps`.
+    """
     known, (phase,) = plan.setting, plan.phases
     wander = plan.noise() * sqrt(known.dimension * phase.events)
-    return _steps(min(known.diameter / wander, _LARGEST_STEP / phase.steps), plan)
+    size = min(known.diameter / wander, _LARGEST_STEP / phase.steps)
+    if known.numbers:
+        size = min(size, known.radius / 2 / wander)
+    if known.numbers and known.is_smooth:
+        size = min(size, 2 / known.smoothness)
+    return _steps(size, plan)
 
 
 def safe_walk(plan: AlgorithmPlan) -> LocalSteps:
-    """Smooth: η = min(1/β, D/(V√(KR))); with kinks: η = D/√((L² + V²)KR); the ridge as above."""
+    """Smooth: η = min(1/β, D/(V√(KR))); with kinks: η = D/√((L² + V²)KR); the ridge: `_steps`."""
     known, (phase,), variance = plan.setting, plan.phases, plan.variance()
     if known.is_smooth:
         size = min(1 / known.smoothness, known.diameter / sqrt(variance * phase.events))

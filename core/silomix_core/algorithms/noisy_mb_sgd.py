@@ -4,16 +4,17 @@ Lowy & Razaviyayn (2023), "Private federated learning without a trusted server",
 the batches that the study names (full by default).  In its *one-pass* form (Thm 2.2) every record
 is used in one round only: as many disjoint phases as rounds.  Departures, all of them choices that
 their Algorithm 1 leaves open or post-processing of the same reports: a heavy-ball average of the
-gradients (momentum 0.8); the output is the average of the last three quarters of the iterates, of
-which the r-th counts r times; the step.  The plain form has none of them: the theorem's steps and
-an average of all iterates.
+gradients; which iterates the output is the average of (both are the study's to say: `Descent`,
+momentum 0.8 and the last three quarters, of which the r-th counts r times, unless it does); the
+step.  The plain form has none of them: the theorem's steps and an average of all iterates.
 
 The step comes from public quantities: with noise σ√(d/M) on the mean report, R steps of size η
 wander by about η·σ·√(dR/M); η makes that half the radius of W, so that directions in which noise
 exceeds what a model of that size has to say are left early.  It starts at most at 8d/min(β, L), for
 records spread over all d directions.  Where they are not, the reports themselves tell: the step is
 cut to 4/h whenever two of them show, beyond their noise, a curvature h between the points that were
-asked.  (On a quadratic of curvature h the heavy ball diverges from 2(1 + 0.8)/(1 − 0.8)/h = 18/h.)
+asked.  On a quadratic of curvature h a heavy ball with momentum m diverges from 2(1 + m)/(1 − m)/h,
+18/h at 0.8; below 0.69 the step is cut to ⅜ of that, and starts at twice as much over β/d.
 """
 
 from math import sqrt
@@ -24,14 +25,12 @@ from silomix_core.algorithms.geometry import Ball
 from silomix_core.algorithms.seam import Algorithm, AlgorithmPlan, Point, Setting, Steps, ask
 from silomix_core.mechanism import Phase
 
-MOMENTUM = 0.8
-_SPREAD = 8.0
-_SEEN = 4.0
+_BOLDEST = 4.0
 _CERTAIN = 3.0  # standard deviations
 
 
 def step_size(plan: AlgorithmPlan) -> float:
-    """η = min(½·radius·√M/(σ·√(dR)), 8d/min(β, L)), to begin with."""
+    """η = min(½·radius·√M/(σ·√(dR)), 8d/min(β, L)), to begin with; less if momentum is low."""
     known = plan.setting
     noise = max(map(plan.noise, range(len(plan.phases))))
     wander = noise * sqrt(known.dimension * plan.rounds)
@@ -39,11 +38,18 @@ def step_size(plan: AlgorithmPlan) -> float:
     # a hinge, which has no β, by L times the density of scores at the kink
     steepest = min(known.smoothness, known.lipschitz)
     evenly = known.dimension / (steepest + known.ridge)
-    return min(known.radius / 2 / wander, _SPREAD * evenly)
+    return min(known.radius / 2 / wander, 2 * _boldness(known) * evenly)
+
+
+def _boldness(setting: Setting) -> float:
+    """Steps in curvatures: ⅜ of where the heavy ball diverges, and not above 4."""
+    momentum = setting.descent.momentum
+    return min(_BOLDEST, 3 / 4 * (1 + momentum) / (1 - momentum))
 
 
 def noisy_mb_sgd(plan: AlgorithmPlan) -> Steps:
     known, step, doubt = plan.setting, step_size(plan), _doubt(plan)
+    momentum, averaging = known.descent.momentum, known.descent.averaging
     ball = Ball(np.zeros(known.dimension), known.radius)
     point = model = ball.center
     velocity = np.zeros(known.dimension)
@@ -53,15 +59,13 @@ def noisy_mb_sgd(plan: AlgorithmPlan) -> Steps:
         gradient = yield from ask(known, point, model)
         if gradient is not None:
             if last is not None and (seen := _curvature(last, (point, gradient), doubt)) > 0:
-                step = min(step, _SEEN / seen)
+                step = min(step, _boldness(known) / seen)
             last = point, gradient
-            velocity = MOMENTUM * velocity + (1 - MOMENTUM) * gradient
+            velocity = momentum * velocity + (1 - momentum) * gradient
             point = ball.nearest(point - step * velocity)
-        if 4 * number > plan.rounds:
-            weights += number
-            model = model + (point - model) * (number / weights)
-        else:
-            model = point
+        weight = averaging.weight(number, plan.rounds)
+        weights += weight
+        model = model + (point - model) * (weight / weights) if weight else point
     return model
 
 
@@ -130,6 +134,7 @@ ALGORITHM = Algorithm(
     advice="The default: smooth or not, any ε; 60 rounds are enough.",
     start=noisy_mb_sgd,
     phases=every_round,
+    takes_descent=True,
 )
 PLAIN = Algorithm(
     name="plain-mb-sgd",
@@ -146,4 +151,5 @@ ONE_PASS = Algorithm(
     advice="When a record may be touched in one round only; the baseline of Gao et al. 2024.",
     start=noisy_mb_sgd,
     phases=one_round_each,
+    takes_descent=True,
 )

@@ -9,6 +9,7 @@ says beforehand, in `phases`: the noise follows from that.
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from enum import Enum
 from math import inf, sqrt
 
 import numpy as np
@@ -20,6 +21,7 @@ from silomix_core.smoothing import Smoothing
 
 Point = NDArray[np.float64]
 LOCAL_STEPS = 5  # unless the study says otherwise
+_MOST_MOMENTUM = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,38 @@ class Aggregate:
 Steps = Generator[Query, Aggregate | None, Point]
 
 
+class Averaging(Enum):
+    """Which iterates a model is the average of, and how much each counts."""
+
+    WEIGHTED_TAIL = "weighted-tail"  # the last three quarters, of which the r-th counts r times
+    WEIGHTED = "weighted"  # all, of which the r-th counts r times
+    TAIL = "tail"  # the last half, all alike
+
+    def weight(self, number: int, rounds: int) -> int:
+        """Of iterate `number`, counted from 1; 0 if it does not count."""
+        if self is Averaging.TAIL:
+            return int(2 * number > rounds)
+        return number if self is Averaging.WEIGHTED or 4 * number > rounds else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """What a study may say of noisy minibatch SGD's steps: no privacy depends on it.
+
+    momentum: of the heavy ball, by which a step follows the gradients of before; 0 for none.
+    """
+
+    momentum: float = 0.8
+    averaging: Averaging = Averaging.WEIGHTED_TAIL
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum <= _MOST_MOMENTUM:
+            raise ValueError(f"momentum must lie between 0 and {_MOST_MOMENTUM}")
+
+
+USUAL_DESCENT = Descent()
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a study says in public, in the letters of the papers.
@@ -63,7 +97,8 @@ class Setting:
     kinks; target: (ε, δ) of the whole transcript, the least that a silo was promised; ridge: of
     the term ridge/2·‖w‖², which is public and added by the server; local_steps: K of algorithms in
     which silos walk; ratio: the share of its records that a silo draws for a gradient; scatter:
-    variance that silos themselves give a record's gradient, by smoothing it at random.
+    variance that silos themselves give a record's gradient, by smoothing it at random; descent: how
+    an algorithm steps that leaves it to the study; numbers: labels are, not classes.
     """
 
     rounds: int
@@ -79,6 +114,8 @@ class Setting:
     local_steps: int = LOCAL_STEPS
     ratio: float = 1.0
     scatter: float = 0.0
+    descent: Descent = USUAL_DESCENT
+    numbers: bool = False
 
     @property
     def diameter(self) -> float:
@@ -151,7 +188,8 @@ class Algorithm:
     """What a study can name; `phases` says how its rounds use the records (the privacy events).
 
     theorem: what it implements and where that stands; advice: when to use it; local: how silos
-    walk, if they do; takes_local_steps: whether the study says how many steps; smoothing: what
+    walk, if they do; takes_local_steps: whether the study says how many steps; takes_descent:
+    whether it says momentum and averaging; smoothing: what
     silos do to a loss with kinks before they differentiate it; minibatch: what a round draws, where
     the study may not choose.
     """
@@ -165,6 +203,7 @@ class Algorithm:
     needs_smooth: bool = False
     local: Callable[[AlgorithmPlan], LocalSteps] | None = None
     takes_local_steps: bool = False
+    takes_descent: bool = False
     smoothing: Callable[[Setting], Smoothing | None] = _as_it_is
     minibatch: Minibatch | None = None
 

@@ -1,0 +1,1 @@
+"""The consortium's authority: invites parties, certifies their keys, revokes them."""

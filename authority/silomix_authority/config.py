@@ -1,0 +1,90 @@
+"""The authority's configuration: one TOML file, unknown keys refused.
+
+    address = "authority.example:9090"  # where parties reach it
+    listen = "0.0.0.0:9090"
+    certificate_days = 14.0             # life of a party's certificate, renewed after two thirds
+    invitation_hours = 72.0             # how long an invitation can be used
+    list_hours = 72.0                   # how long parties trust a revocation list
+
+The file's folder also holds ca.crt and ca.key and, in state/, the register of the parties.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from silomix_core.fields import InvalidField, Table
+from silomix_protocol.certificates import Authority, RefusedCertificate
+from silomix_protocol.files import named
+from silomix_protocol.keys import read_secret
+
+from silomix_authority.errors import InvalidConfig
+
+FILE = "authority.toml"
+_LONGEST = timedelta(days=398)
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorityConfig:
+    folder: Path
+    address: str
+    listen: str
+    certificate_life: timedelta = timedelta(days=14)
+    invitation_life: timedelta = timedelta(hours=72)
+    list_life: timedelta = timedelta(hours=72)
+
+    @property
+    def state(self) -> Path:
+        folder = self.folder / "state"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def authority(self) -> Authority:
+        """The certificate and the key that signs everybody else's."""
+        path = self.folder / "ca.crt"
+        with named(path, InvalidConfig):
+            certificate = path.read_bytes()
+        try:
+            return Authority.load(certificate, read_secret(self.folder / "ca.key"))
+        except RefusedCertificate as error:
+            raise InvalidConfig(f"{self.folder}: ca.crt or ca.key: {error}") from error
+
+    def table(self) -> dict[str, object]:
+        hour = timedelta(hours=1)
+        return {
+            "address": self.address,
+            "listen": self.listen,
+            "certificate_days": self.certificate_life / (24 * hour),
+            "invitation_hours": self.invitation_life / hour,
+            "list_hours": self.list_life / hour,
+        }
+
+
+def load(path: Path) -> AuthorityConfig:
+    with named(path, InvalidConfig):
+        return parse(path.read_text(encoding="utf-8"), path.parent)
+
+
+def parse(text: str, folder: Path) -> AuthorityConfig:
+    """What the text of an authority.toml in this folder says."""
+    table = Table(tomllib.loads(text))
+    address, listen = table.address("address"), table.address("listen")
+    days, hours = timedelta(days=1), timedelta(hours=1)
+    config = AuthorityConfig(
+        folder,
+        address,
+        listen,
+        _life(table, "certificate_days", days, 14.0),
+        _life(table, "invitation_hours", hours, 72.0),
+        _life(table, "list_hours", hours, 72.0),
+    )
+    table.finish()
+    return config
+
+
+def _life(table: Table, key: str, unit: timedelta, default: float) -> timedelta:
+    value = table.number(key, default)
+    if not 0 < value <= _LONGEST / unit:
+        raise InvalidField(f"{key} must be above 0 and at most {_LONGEST / unit:g}")
+    return value * unit

@@ -1,0 +1,69 @@
+"""A query of the hospital's own over a PostgreSQL, SQLite or DuckDB database.
+
+The query belongs to the operator: a study says what columns it needs, never what is run.  It is
+read in one go, in a transaction that cannot write.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from silomix_core.task import Task
+
+from silomix_client.data.database_url import DatabaseUrl
+from silomix_client.data.layout import Layout
+from silomix_client.data.rows import Row
+from silomix_client.errors import BadRecords
+
+if TYPE_CHECKING:
+    from sqlalchemy import CursorResult
+
+_ROWS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SqlQuery:
+    url: DatabaseUrl
+    query: str
+    layout: Layout = field(default_factory=Layout)
+
+    @property
+    def description(self) -> str:
+        return f"query of {self.url.description}"
+
+    @property
+    def identity(self) -> str:
+        return f"{self.url.description}\n{' '.join(self.query.split())}"
+
+    def local_names(self, task: Task) -> Mapping[str, str]:
+        return self.layout.local_names(task)
+
+    def rows(self, task: Task) -> Iterator[Row]:
+        """The first row of the result is row 1."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        engine = self.url.engine()
+        try:
+            with engine.connect() as connection:
+                options = {"stream_results": True, "max_row_buffer": _ROWS_AT_ONCE}
+                options["no_parameters"] = True  # a % is a % and no placeholder
+                result = connection.execution_options(**options).exec_driver_sql(self.query)
+                with closing(result):
+                    yield from self._rows(result, task)
+        except SQLAlchemyError as error:
+            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+            raise BadRecords(f"{self.description}: {self.url.scrubbed(reason)}") from None
+        finally:
+            engine.dispose()
+
+    def _rows(self, result: "CursorResult[Any]", task: Task) -> Iterator[Row]:
+        if not result.returns_rows:
+            raise BadRecords(f"{self.description}: gives no rows; expected a SELECT")
+        header = list(result.keys())
+        self.layout.check(header, task, self.description, "query")
+        picked = [header.index(name) for name in self.layout.wanted(task)]
+        table = (
+            (number, [row[place] for place in picked]) for number, row in enumerate(result, start=1)
+        )
+        yield from self.layout.rows(table, task, self.description)

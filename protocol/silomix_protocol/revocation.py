@@ -1,0 +1,259 @@
+"""Who is no longer to be trusted: the authority's list in a party's folder, asked at every call.
+
+`revoked.crl` is replaced by whoever keeps the party enrolled (renewal.py); every process of the
+party notices.  A list that is too old is as good as none: calls are refused until there is a
+fresh one, since otherwise cutting off the authority would undo every revocation.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from silomix_protocol import logs
+from silomix_protocol.certificates import (
+    RefusedCertificate,
+    RevocationList,
+    common_name,
+    name_after,
+    names_of,
+    parse_certificate,
+    read_list,
+    shown,
+)
+from silomix_protocol.durable import write_whole
+from silomix_protocol.introduction_header import UnreadableIntroduction, introduction_of
+
+FILE = "revoked.crl"
+_ON_THE_WAY = timedelta(minutes=1)  # an answer at most
+_CLOCKS = timedelta(minutes=10)  # differ by less, or the authority does not renew
+
+
+class UnknownPeer(PermissionError):
+    """The caller's certificate does not name a party that may make this call."""
+
+
+class Revoked(UnknownPeer):
+    """The caller's certificate, or its party, is no longer to be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    name: str
+    serial: int
+    expires: datetime
+    names: frozenset[str] = frozenset()  # all of its certificate
+
+
+class Revocations:
+    """The list in a party's folder, as it is now."""
+
+    def __init__(self, folder: Path, authority: bytes) -> None:
+        self._path, self._authority = folder / FILE, authority
+        self._version: tuple[int, int] | None = None
+        self._list: RevocationList | None = None
+
+    @property
+    def current(self) -> RevocationList | None:
+        """None if there is no list, or one that somebody else signed."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            self._version = self._list = None
+            return None
+        version = found.st_ino, found.st_mtime_ns
+        if version != self._version:
+            self._version, self._list = version, self._read()
+        return self._list
+
+    def _read(self) -> RevocationList | None:
+        try:
+            return read_list(self._path.read_bytes(), self._authority)
+        except (OSError, RefusedCertificate) as error:
+            logs.warning("revocation_list_unusable", file=self._path, reason=error)
+            return None
+
+    def take(self, content: bytes) -> RevocationList:
+        """Keep a list that the authority gave; one that cannot come after ours is refused."""
+        given, own = read_list(content, self._authority), self.current
+        if own is not None and not _may_follow(own, given):
+            another = ", with other parties" if given.number >= own.number else ""
+            raise RefusedCertificate(
+                f"the authority gave revocation list {given.number}, and {own.number} is known"
+                f"{another}: was it put back to an earlier state?"
+            )
+        if own is not None and _is_later(own, given, datetime.now(UTC)):
+            if own.issued - given.issued > _ON_THE_WAY:
+                raise RefusedCertificate(
+                    f"the authority gave the revocation list of {shown(given.issued)}, and that of "
+                    f"{shown(own.issued)} is known: was its clock put back?"
+                )
+            return own  # two were asked for, and the earlier came later
+        write_whole(self._path, content)  # lost, it is fetched again
+        return given
+
+    def bars(self, name: str) -> bool:
+        """Whether the authority revoked this party."""
+        return (current := self.current) is not None and name in current.barred
+
+    def dialled(self, name: str) -> str:
+        """The name that this party's certificates carry if they are not revoked."""
+        current = self.current
+        return name if current is None else name_after(name, current.changes[name])
+
+    def check(self, caller: Caller) -> None:
+        """Revoked unless the list, whatever its age, says nothing about this caller."""
+        current = self.current
+        if current is None:
+            return
+        if caller.name in current.barred:
+            raise Revoked(f"the authority revoked {caller.name}")
+        if caller.serial in current.serials:
+            raise Revoked("the authority revoked this certificate")
+        # an authority that was put back may have forgotten a serial
+        wanted = name_after(caller.name, current.changes[caller.name])
+        if wanted != caller.name and wanted not in caller.names:
+            raise Revoked("this certificate is older than a revocation of its party")
+
+    def admit(self, caller: Caller, now: datetime) -> None:
+        """Revoked unless this caller may begin a call now."""
+        self.check(caller)
+        current = self.current
+        if current is None or now >= current.expires:
+            raise Revoked("no valid revocation list here: the authority cannot be reached")
+        if now >= caller.expires:  # its connection is older than that
+            raise Revoked("your certificate has expired: renew it")
+
+
+def _may_follow(own: RevocationList, given: RevocationList) -> bool:
+    """Whether one authority can have made both: it forgets no revocation and no return of a party,
+    and under one number certificates only expire."""
+    if given.number < own.number or not own.changes <= given.changes:
+        return False
+    expired = given.serials <= own.serials or given.serials >= own.serials  # in any order
+    return given.number > own.number or (given.barred == own.barred and expired)
+
+
+def _is_later(own: RevocationList, given: RevocationList, now: datetime) -> bool:
+    """Whether ours is the fresher of two that say the same: an old one, repeated by somebody on the
+    way, would run out early.  A date to come is the mistake of a clock, and keeps nothing out."""
+    return given.number == own.number and given.issued < own.issued <= now + _CLOCKS
+
+
+def caller_of(context: Any) -> Caller | None:
+    """Who calls, by the certificate of the connection or of the introduction; None without one.
+
+    An introduction is not verified here: whoever lets its silo in does that.
+    """
+    certificates = list(context.auth_context().get("x509_pem_cert", []))
+    if not certificates:
+        introduction = introduction_of(context)
+        if introduction is None:
+            return None
+        certificates = [introduction[1].certificate]
+    certificate = parse_certificate(certificates[0])
+    return Caller(
+        common_name(certificate),
+        certificate.serial_number,
+        certificate.not_valid_after_utc,
+        names_of(certificate),
+    )
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets no revoked caller begin a call, and ends the calls of one that is revoked meanwhile."""
+
+    def __init__(self, revocations: Revocations) -> None:
+        self._revocations = revocations
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[Any], Awaitable[Any]],
+        handler_call_details: Any,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        serve = handler.unary_unary or handler.stream_unary
+        if serve is not None:
+            make = (
+                grpc.stream_unary_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_unary_rpc_method_handler
+            )
+            guarded: Any = self._answering(serve, handler.request_streaming)
+        else:
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            serve = handler.stream_stream or handler.unary_stream
+            guarded = self._streaming(serve, handler.request_streaming)
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+    def _answering(self, serve: Callable[..., Awaitable[Any]], takes_stream: bool) -> Any:
+        async def guarded(request: Any, context: Any) -> Any:
+            caller = await self._admit(context)
+            if takes_stream:
+                request = _Checked(request, caller, self._revocations)
+            return await serve(request, context)
+
+        return guarded
+
+    def _streaming(self, serve: Callable[..., Any], takes_stream: bool) -> Any:
+        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+            caller = await self._admit(context)
+            if takes_stream:
+                request = _Checked(request, caller, self._revocations)
+            async with aclosing(serve(request, context)) as answers:
+                async for answer in answers:
+                    await self._check(caller, context)
+                    yield answer
+
+        return guarded
+
+    async def _admit(self, context: Any) -> Caller | None:
+        try:
+            caller = caller_of(context)
+            if caller is not None:
+                self._revocations.admit(caller, datetime.now(UTC))
+        except (Revoked, RefusedCertificate, UnreadableIntroduction) as refusal:
+            await _abort(context, refusal)
+            raise
+        return caller
+
+    async def _check(self, caller: Caller | None, context: Any) -> None:
+        try:
+            if caller is not None:
+                self._revocations.check(caller)
+        except Revoked as refusal:
+            await _abort(context, refusal)
+
+
+class _Checked:
+    """The messages of a caller for as long as it is not revoked; keeps hold of none."""
+
+    def __init__(
+        self, messages: AsyncIterator[Any], caller: Caller | None, revocations: Revocations
+    ) -> None:
+        self._messages, self._caller, self._revocations = messages, caller, revocations
+
+    def __aiter__(self) -> "_Checked":
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await anext(self._messages)
+        if self._caller is not None:
+            self._revocations.check(self._caller)
+        return message
+
+
+async def _abort(context: Any, refusal: Exception) -> None:
+    logs.warning("caller_refused", reason=refusal)
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refusal))
