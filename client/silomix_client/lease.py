@@ -44,7 +44,7 @@ _LONGEST_PAUSE_S = 5.0
 _FAREWELL_S = 3.0  # after the deadline of a lease, for the call to end
 _LATE = 0.5  # of a round's deadline: after such a silence a round may have been held up too long
 _STATEMENTS_S = 5.0  # how long the end of a lease waits for statements about a missing report
-_PASSING = (  # INTERNAL: what grpc says of a call that ended under a client's write
+_PASSING = (  # INTERNAL: of a stream that was reset on its way
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,

@@ -10,6 +10,9 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
+# How a stream ends under a question that the peer never saw.
+_CUT_OFF = grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN
+
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
@@ -40,11 +43,10 @@ class Asking(Generic[Question, Answer]):
 async def _asked(call: Any, question: object) -> Any:
     try:
         await call.write(question)
-    except asyncio.InvalidStateError:
-        pass  # the peer has just ended the stream: `read` says how
+    except asyncio.InvalidStateError as error:
+        raise _gone() from error
     except grpc.aio.AioRpcError as error:
-        # INTERNAL here is gRPC's word for a stream that died; a peer's own comes out of `read`
-        raise (_gone() if error.code() is grpc.StatusCode.INTERNAL else error) from error
+        raise (_gone() if error.code() in _CUT_OFF else error) from error
     answer = await call.read()
     if answer is grpc.aio.EOF:
         raise _gone()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from silomix_protocol import last_word
 from silomix_protocol.certificate_files import CertificateFiles, CertifiedKey
 from silomix_protocol.keys import UnusableKey
 from silomix_protocol.live_channel import LiveChannel
@@ -104,6 +105,7 @@ class Identity:
         )
 
     def _dial(self, name: str, address: str, route: Route) -> grpc.aio.Channel:
+        last_word.keep()
         own = self._now()
         authorities = self.authority + b"\n" + route.authorities
         credentials = grpc.ssl_channel_credentials(authorities, own.key, own.certificate)
@@ -180,6 +182,7 @@ def authority_server(
 
 def authority_channel(address: str, authority: bytes, route: Route = DIRECT) -> grpc.aio.Channel:
     """A channel to the authority at `address`, for whoever has its certificate."""
+    last_word.keep()
     credentials = grpc.ssl_channel_credentials(authority + b"\n" + route.authorities)
     options = [*_OPTIONS, *_through(route), ("grpc.ssl_target_name_override", AUTHORITY)]
     return grpc.aio.secure_channel(address, credentials, options=options)

@@ -106,14 +106,18 @@ def test_a_cut_link_says_nothing_and_carries_again_when_it_is_back(
     with (
         server.namespace.socket(socket.SOCK_DGRAM) as there,
         silo.namespace.socket(socket.SOCK_DGRAM) as here,
+        network.tapped("silo-1") as link,
     ):
         there.bind(("203.0.113.10", PORT))
         there.settimeout(LIMIT_S)
+        link.settimeout(LIMIT_S)
         here.connect(("203.0.113.10", PORT))
         here.send(b"before")
         assert there.recv(100) == b"before"
         network.cut("silo-1")
         here.send(b"during")
+        while b"during" not in link.recv(2000):  # else it would only be late
+            pass
         network.join("silo-1")
         here.send(b"after")
         assert there.recv(100) == b"after"

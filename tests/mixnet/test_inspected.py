@@ -389,9 +389,8 @@ def test_another_version_is_refused_with_a_sentence_on_both_sides(
     said = "you speak version 2 of the protocol"
     server_side = [line for line in log.messages if line.startswith("follower_refused")]
     silo_side = [line for line in log.messages if line.startswith("rounds_refused")]
-    lost = [line for line in log.messages if "INTERNAL: Internal error from Core" in line]
     assert len(silo_side) == 1, "it was tried again, or not told"
-    assert len(server_side) == 1 + len(lost), "grpc may lose an answer that meets a write"
+    assert len(server_side) == 1
     assert said in server_side[0]
     assert said in silo_side[0]
     conditions = {link.purpose: link.condition for link in links._links.values()}

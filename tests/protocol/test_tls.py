@@ -17,7 +17,7 @@ from silomix_proto import mix_pb2, mix_pb2_grpc
 from silomix_protocol.certificates import Authority
 from silomix_protocol.keys import UnusableKey, write_secret
 from silomix_protocol.tls import CHUNK_BYTES, CannotListen, Identity, ServerContext, peer_name
-from support.mixes import RPC_S, run, told
+from support.mixes import RPC_S, run
 
 NOW = datetime.now(UTC)
 AUTHORITY = Authority.create("consortium", NOW)
@@ -214,11 +214,7 @@ def test_a_compressed_message_is_refused() -> None:
     async def scene() -> grpc.StatusCode:
         async with serving(MIX) as (_, address), SILO.channel("mix-1", address) as channel:
             stub, gzip = mix_pb2_grpc.MixStub(channel), grpc.Compression.Gzip
-
-            async def sent() -> object:
-                frames = iter([mix_pb2.BatchFrame(chunk=bytes(10_000))])
-                return await stub.Forward(frames, timeout=RPC_S, compression=gzip)
-
-            return await refusal(told(sent))
+            frames = iter([mix_pb2.BatchFrame(chunk=bytes(10_000))])
+            return await refusal(stub.Forward(frames, timeout=RPC_S, compression=gzip))
 
     assert run(scene()) is grpc.StatusCode.UNIMPLEMENTED

@@ -6,7 +6,7 @@ mix, `submit` sends what a silo would, `collect` and `release` do what the coord
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -416,21 +416,6 @@ async def refusal(call: Coroutine[Any, Any, Any]) -> grpc.StatusCode:
     raise AssertionError(f"not refused: {answer!r}")
 
 
-async def told(send: Callable[[], Awaitable[Result]], tries: int = 20) -> Result:
-    """What the other side says to this.
-
-    A grpc.aio client loses a refusal that meets its own write and says INTERNAL instead; then the
-    same is sent again, as silos and mixes do.
-    """
-    for _ in range(tries):
-        try:
-            return await send()
-        except grpc.aio.AioRpcError as error:
-            if "Internal error from Core" not in (error.details() or ""):
-                raise
-    raise AssertionError(f"no word in {tries} tries")
-
-
 class SiloStream:
     """A silo's long-lived stream to the first mix: a report in, a receipt out."""
 
@@ -473,12 +458,8 @@ async def submit(
     """The receipts for these messages, on a stream of their own."""
     messages = list(frames)
     async with calling(made, caller, made.study.mixes[0].name) as stub:
-
-        async def sent() -> list[mix_pb2.Receipt]:
-            call = stub.Submit(iter(messages), timeout=RPC_S, wait_for_ready=True)
-            return [receipt async for receipt in call]
-
-        return await told(sent)
+        call = stub.Submit(iter(messages), timeout=RPC_S, wait_for_ready=True)
+        return [receipt async for receipt in call]
 
 
 async def refused_submission(
@@ -491,9 +472,7 @@ async def refused_submission(
 ) -> grpc.StatusCode:
     """The code that a stream with these messages is refused with.
 
-    The last message must be the offending one: if a call ends under a grpc.aio client that still
-    writes, the client reports INTERNAL whatever the server said.  For the same reason we do not
-    end the stream ourselves unless that is the offence.
+    We end the stream ourselves only if that is the offence.
     """
     async with calling(made, caller, mix or made.study.mixes[0].name) as stub:
         call = stub.Submit(timeout=RPC_S, wait_for_ready=True)
@@ -613,8 +592,4 @@ async def forward(
 ) -> None:
     messages = list(frames)
     async with calling(made, caller, mix) as stub:
-
-        async def sent() -> None:
-            await stub.Forward(iter(messages), timeout=RPC_S, wait_for_ready=True)
-
-        await told(sent)
+        await stub.Forward(iter(messages), timeout=RPC_S, wait_for_ready=True)

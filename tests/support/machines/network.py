@@ -10,6 +10,7 @@ Every hospital uses the same private addresses, as hospitals do.
 import errno
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -18,6 +19,7 @@ from support.machines.namespaces import Namespace
 from support.machines.nat import INSIDE, OUTSIDE, make_router
 
 _RIGHTS = "; run as root, or start pytest by: unshare --user --map-root-user --net --mount"
+_ALL_FRAMES = 0x0003  # ETH_P_ALL
 SILO, ROUTER = "192.168.1.10", "192.168.1.1"
 
 
@@ -99,6 +101,13 @@ class Network:
 
     def join(self, name: str) -> None:
         self._hub.ip(f"link set {name} master hub")
+
+    def tapped(self, name: str) -> socket.socket:
+        """A socket that gets a copy of every frame that comes from a host, also while it is cut."""
+        with self._hub.entered():
+            tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_FRAMES))
+            tap.bind((name, _ALL_FRAMES))
+        return tap
 
     def _plug(self, port: str, namespace: Namespace, interface: str, address: str) -> None:
         link: NetemLink | WireLink
