@@ -26,6 +26,12 @@ async def leave(_: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         yield answer
 
 
+async def tell_and_leave(_: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    """Says something that is read only after the call has ended."""
+    yield b"one"
+    yield b"two"
+
+
 @asynccontextmanager
 async def peer() -> AsyncIterator[grpc.aio.Channel]:
     last_word.keep()
@@ -33,6 +39,7 @@ async def peer() -> AsyncIterator[grpc.aio.Channel]:
     handlers = {
         "Refuse": grpc.stream_stream_rpc_method_handler(refuse),
         "Leave": grpc.stream_stream_rpc_method_handler(leave),
+        "Tell": grpc.stream_stream_rpc_method_handler(tell_and_leave),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("peer", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -93,6 +100,19 @@ def test_a_call_that_the_peer_ended_in_peace_is_over_and_no_error() -> None:
             except asyncio.InvalidStateError:
                 pass  # it knew already that the call is over
             assert await call.read() is grpc.aio.EOF
+
+    run(scene)
+
+
+def test_what_was_said_before_the_end_is_heard_after_a_write_that_came_too_late() -> None:
+    async def scene(channel: grpc.aio.Channel) -> None:
+        for _ in range(CALLS):
+            call = channel.stream_stream("/peer/Tell")(wait_for_ready=True)
+            heard = [await call.read()]
+            for _ in range(4):
+                await call.write(bytes(2000))
+            heard += [await call.read(), await call.read()]
+            assert heard == [b"one", b"two", grpc.aio.EOF]
 
     run(scene)
 
