@@ -20,7 +20,7 @@ from silomix_protocol.certificates import (
     requested_key,
     shown,
 )
-from silomix_protocol.keys import ForgedSignature, SigningKey, verify
+from silomix_protocol.keys import ForgedSignature, SigningKey, verify, verify_node_proof
 from silomix_protocol.membership import VERSION, Invitation, Kind, Member, authority_fingerprint
 
 from silomix_authority.config import AuthorityConfig
@@ -105,11 +105,8 @@ class Desk:
         return invited
 
     def _check_join(self, request: authority_pb2.JoinRequest, invited: Invited) -> None:
-        """Whoever asks has the invitation's key, and the signing key that it wants to enrol.
-
-        The TLS key's owner signed the request for its certificate.  Nobody shows here that it has
-        the node key, which only has to be new: without it no node gets past Flower.
-        """
+        """Whoever asks has the invitation's key, and the signing and node keys that it wants to
+        enrol.  The TLS key's owner signed the request for its certificate."""
         parts = (request.csr, request.sign_key, request.node_key, request.statement)
         try:
             verify(request.invitation, request.signature, "join", self._fingerprint, *parts)
@@ -120,9 +117,28 @@ class Desk:
         if len(request.sign_key) != _SIGN_KEY_BYTES:
             raise RefusedRequest("a signing key has 32 bytes")
         if invited.member.kind is Kind.SILO:
-            _check_node_key(request.node_key)
-        elif request.node_key:
+            self._check_node_proof(request, _node_key(request.node_key))
+        elif request.node_key or request.node_proof:
             raise RefusedRequest(f"a {invited.member.kind.value} has no node key")
+
+    def _check_node_proof(
+        self, request: authority_pb2.JoinRequest, key: ec.EllipticCurvePublicKey
+    ) -> None:
+        """Else a party could enrol the key of one that is to come, which would be kept out."""
+        if not request.node_proof:
+            raise RefusedRequest(
+                "the request does not show that you have the node key; install the same release "
+                "of silomix as the authority's"
+            )
+        asked = (request.invitation, request.csr, request.sign_key, request.node_key)
+        parts = (self._fingerprint, *asked, request.statement)
+        try:
+            verify_node_proof(key, request.node_proof, *parts)
+        except ForgedSignature as error:
+            raise RefusedRequest(
+                "the request is not signed with the node key that it names: nobody can join with "
+                "another's key"
+            ) from error
 
     def _first(
         self,
@@ -267,7 +283,7 @@ def _requested(csr: bytes, name: str) -> ec.EllipticCurvePublicKey:
         raise RefusedRequest(str(error)) from error
 
 
-def _check_node_key(node_key: bytes) -> None:
+def _node_key(node_key: bytes) -> ec.EllipticCurvePublicKey:
     try:
         key = serialization.load_der_public_key(node_key)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -276,3 +292,4 @@ def _check_node_key(node_key: bytes) -> None:
         raise RefusedRequest("the node key must be a P-384 key")
     if key_der(key) != node_key:  # a key that is known, written otherwise, would pass for a new one
         raise RefusedRequest("the node key must be in DER, its point uncompressed")
+    return key

@@ -5,7 +5,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("version", "invitation", "csr", "sign_key", "node_key", "statement", "signature")
+    __slots__ = ("version", "invitation", "csr", "sign_key", "node_key", "statement", "signature", "node_proof")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
     CSR_FIELD_NUMBER: _ClassVar[int]
@@ -13,6 +13,7 @@ class JoinRequest(_message.Message):
     NODE_KEY_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    NODE_PROOF_FIELD_NUMBER: _ClassVar[int]
     version: int
     invitation: bytes
     csr: bytes
@@ -20,7 +21,8 @@ class JoinRequest(_message.Message):
     node_key: bytes
     statement: bytes
     signature: bytes
-    def __init__(self, version: _Optional[int] = ..., invitation: _Optional[bytes] = ..., csr: _Optional[bytes] = ..., sign_key: _Optional[bytes] = ..., node_key: _Optional[bytes] = ..., statement: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    node_proof: bytes
+    def __init__(self, version: _Optional[int] = ..., invitation: _Optional[bytes] = ..., csr: _Optional[bytes] = ..., sign_key: _Optional[bytes] = ..., node_key: _Optional[bytes] = ..., statement: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., node_proof: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("version", "name", "csr", "time_s", "signature")

@@ -32,6 +32,7 @@ from silomix_protocol.keys import (
     SigningKey,
     generate_node_key,
     load_node_key,
+    node_proof,
     node_public_bytes,
     read_secret,
 )
@@ -150,7 +151,15 @@ def join_request(invitation: Invitation, keys: PartyKeys) -> authority_pb2.JoinR
         node_key=node_key,
         statement=statement,
         signature=invitation.key.sign("join", *parts),
+        node_proof=_node_proof(invitation, keys.node, *parts),
     )
+
+
+def _node_proof(
+    invitation: Invitation, key: ec.EllipticCurvePrivateKey | None, authority: bytes, *parts: bytes
+) -> bytes:
+    """Of use for this request alone: another has other keys, or another invitation."""
+    return node_proof(key, authority, invitation.key.public, *parts) if key is not None else b""
 
 
 def accept_membership(

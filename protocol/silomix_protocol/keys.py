@@ -2,7 +2,7 @@
 
 sign: Ed25519, signs everything that a party states; pinned by the study file.
 seal: ML-KEM-768 + X25519, opens one layer of an onion; made for one attempt of one round.
-node: EC P-384, a silo's key for Flower's node authentication.
+node: EC P-384, a silo's key for Flower's node authentication; signs once for us, when it joins.
 Private keys that last are files that only their owner can read; none is ever printed.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 import nacl.bindings
 import nacl.exceptions
 import nacl.signing
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -26,6 +26,7 @@ from silomix_core.study import Mix, Server, Silo, Study
 
 _SIGNING_KEY_BYTES = 32
 _SEED_BYTES, _X25519_BYTES, _MLKEM_PUBLIC_BYTES = 64, 32, 1184
+_NODE_PROOF = ec.ECDSA(hashes.SHA384())
 SEAL_KEY_BYTES = _SEED_BYTES + _X25519_BYTES
 SEAL_PUBLIC_BYTES = _MLKEM_PUBLIC_BYTES + _X25519_BYTES
 
@@ -190,6 +191,22 @@ def node_public_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+
+
+def node_proof(key: ec.EllipticCurvePrivateKey, *parts: bytes) -> bytes:
+    """The holder of this node key says that it goes with these parts.
+
+    What the key signs for Flower begins with a date, so neither passes for the other.
+    """
+    return key.sign(framed("node-key", *parts), _NODE_PROOF)
+
+
+def verify_node_proof(key: ec.EllipticCurvePublicKey, proof: bytes, *parts: bytes) -> None:
+    """Return if the holder of `key` made `proof` for exactly these parts, else raise."""
+    try:
+        key.verify(proof, framed("node-key", *parts), _NODE_PROOF)
+    except InvalidSignature as error:
+        raise ForgedSignature("the proof of the node key is not valid") from error
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -28,7 +29,8 @@ from silomix_authority.register import Register
 from silomix_core.fields import InvalidField
 from silomix_proto import authority_pb2
 from silomix_protocol.certificates import read_list, request
-from silomix_protocol.keys import SigningKey
+from silomix_protocol.enrolment import join_request
+from silomix_protocol.keys import SigningKey, node_proof
 from silomix_protocol.membership import Kind, Member, authority_fingerprint
 from support.authorities import MIX, SILO, Office, office
 
@@ -159,7 +161,7 @@ def test_a_request_for_another_name_is_refused_and_its_wishes_are_not_looked_at(
 
 
 def test_whoever_joins_takes_over_nobodys_key(here: Office) -> None:
-    """It must have the signing key and the TLS key, and the node key must be no other party's."""
+    """It must have the signing key and the TLS key, and no key may be another party's."""
     other = here.member(Member("silo-2", Kind.SILO))
     invitation, keys = here.invite(), here.keys()
 
@@ -187,6 +189,75 @@ def test_whoever_joins_takes_over_nobodys_key(here: Office) -> None:
         with pytest.raises(RefusedRequest):
             here.join(invitation, keys, edit)
     assert here.join(invitation, keys).certificate
+
+
+def node_part(here: Office, key: SigningKey, question: authority_pb2.JoinRequest) -> list[bytes]:
+    """What a node key has to sign in a request made with this invitation."""
+    fields = question.csr, question.sign_key, question.node_key, question.statement
+    return [authority_fingerprint(here.authority), key.public, *fields]
+
+
+def test_a_node_key_is_enrolled_by_its_holder_only(here: Office) -> None:
+    """Not even where no party has it yet: the one that it belongs to could not join any more."""
+    invitation, keys = here.invite(), here.keys()
+    victim = here.keys(Member("silo-2", Kind.SILO))
+    assert keys.node is not None
+    assert victim.node is not None
+    own, strange = keys.node, victim.node
+    elsewhere = join_request(here.invite(Member("silo-2", Kind.SILO)), victim)
+
+    def taking(proof: Callable[[list[bytes]], bytes]) -> Callable[[Any], None]:
+        def edit(question: authority_pb2.JoinRequest) -> None:
+            question.node_key = victim.node_public
+            fingerprint = authority_fingerprint(here.authority)
+            question.statement = SILO.state(keys.sign, victim.node_public, fingerprint)
+            resigned(here, invitation.key, question)
+            question.node_proof = proof(node_part(here, invitation.key, question))
+
+        return edit
+
+    as_flower_signs = strange.sign(b"2026-11-16T12:00:00", ec.ECDSA(hashes.SHA256()))
+    for forged in (
+        lambda parts: node_proof(own, *parts),
+        lambda _: elsewhere.node_proof,  # seen on its way
+        lambda _: as_flower_signs,
+        lambda parts: node_proof(strange, *parts[1:]),
+        lambda _: b"\0" * 103,
+    ):
+        with pytest.raises(RefusedRequest, match="not signed with the node key that it names"):
+            here.join(invitation, keys, taking(forged))
+    with pytest.raises(RefusedRequest, match="does not show that you have the node key; install"):
+        here.join(invitation, keys, taking(lambda _: b""))
+    assert here.desk.join(elsewhere, here.now).certificate, "the holder joins all the same"
+    assert here.join(invitation, keys).certificate
+
+
+def test_the_proof_of_a_node_key_is_of_no_use_in_another_request(here: Office) -> None:
+    """Whatever else of it is another: consortium, invitation, TLS key, signing key."""
+    keys, fresh = here.keys(), here.keys(folder="fresh")
+    earlier = join_request(here.invite(), keys)
+    invitation = here.invite()
+    with office(here.folder / "other", NOW) as other:
+        elsewhere = join_request(other.invite(), keys)
+    others = [replace(keys, tls=fresh.tls), replace(keys, sign=fresh.sign)]
+    proofs = [earlier, elsewhere, *(join_request(invitation, each) for each in others)]
+    for each in proofs:
+
+        def edit(question: authority_pb2.JoinRequest, seen: bytes = each.node_proof) -> None:
+            question.node_proof = seen
+
+        with pytest.raises(RefusedRequest, match="not signed with the node key"):
+            here.join(invitation, keys, edit)
+    assert here.join(invitation, keys).certificate
+
+
+def test_who_has_no_node_key_proves_none(here: Office) -> None:
+    def edit(question: authority_pb2.JoinRequest) -> None:
+        question.node_proof = b"x"
+
+    with pytest.raises(RefusedRequest, match="a mix has no node key"):
+        here.join(here.invite(MIX), here.keys(MIX), edit)
+    assert join_request(here.invite(MIX), here.keys(MIX)).node_proof == b""
 
 
 def compressed(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -40,7 +40,7 @@ from silomix_core.noise import SIGMA_UNITS
 from silomix_core.reporting import Question, Reporter
 from silomix_core.study import Study
 from silomix_core.update import ClippedSum, Records, to_grid
-from support.processes import wait_until
+from support.processes import start, wait_until
 
 TARGET = PrivacyTarget(6.0, 1e-5)
 SILO = Participant(RECORDS, TARGET)
@@ -639,9 +639,7 @@ def _wait_for_a_silo(audit: "subprocess.Popen[Any]", scratch: Path) -> None:
 def test_an_interrupted_audit_leaves_nothing(
     number: signal.Signals, tmp_path: Path, scratch: Path
 ) -> None:
-    audit = subprocess.Popen(
-        arguments("--trials", 40), cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
+    audit = start(arguments("--trials", 40), tmp_path)
     try:
         _wait_for_a_silo(audit, scratch)
         children = psutil.Process(audit.pid).children(recursive=True)

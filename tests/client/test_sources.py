@@ -13,7 +13,7 @@ import pytest
 from silomix_client.data.csv_file import CsvFile
 from silomix_client.data.database_url import DatabaseUrl
 from silomix_client.data.layout import Layout
-from silomix_client.data.people import read
+from silomix_client.data.people import Reading, read
 from silomix_client.data.sql_query import SqlQuery
 from silomix_client.errors import BadRecords, InvalidConfig, SiloError
 from silomix_core.feature import category
@@ -355,6 +355,70 @@ def test_a_float_that_cannot_tell_people_apart_is_refused(clinic: Clinic, kind: 
     far = replace(source, query=query.format(others, 2**53))
     with pytest.raises(BadRecords, match=r"row 1, column 'patient_id': too long for a floating-"):
         read(far, CLINIC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first_lost"),
+    [
+        (pyarrow.float16(), 2**11),
+        (pyarrow.float32(), 2**24),
+        (pyarrow.float64(), 2**53),
+    ],
+)
+def test_floats_of_a_parquet_file_are_persons_as_far_as_they_tell_them_apart(
+    clinic: Clinic, kind: pyarrow.DataType, first_lost: int
+) -> None:
+    rows = visits(3, seed=1)
+    known = list(dict.fromkeys(row["patient_id"] for row in rows))
+
+    def found(*identifiers: float) -> Reading:
+        """With these persons, as floats of this type."""
+        named = dict(zip(known, identifiers, strict=True))
+        cells = np.array([named[row["patient_id"]] for row in rows], kind.to_pandas_dtype())
+        source = clinic.source("parquet", rows)
+        table = pyarrow.parquet.read_table(source.path)
+        place = table.column_names.index("patient_id")
+        floats = table.set_column(place, "patient_id", pyarrow.array(cells, kind))
+        pyarrow.parquet.write_table(floats, source.path)
+        return read(source, CLINIC)
+
+    as_integers = [row | {"patient_id": known.index(row["patient_id"])} for row in rows]
+    whole = read(clinic.source("parquet", as_integers), CLINIC).records
+    assert found(0, 1, 2).records.features.tobytes() == whole.features.tobytes()
+    assert len(found(first_lost - 3, first_lost - 2, first_lost - 1).records) == 3
+    for lost in (first_lost, first_lost + 1, -first_lost):
+        with pytest.raises(
+            BadRecords, match=r"visits\.parquet: row \d+, column 'patient_id': too long for a float"
+        ):
+            found(1, 2, lost)
+    with pytest.raises(BadRecords, match=r"column 'patient_id': not a whole number: 2\.5; give"):
+        found(1, 2, 2.5)
+    with pytest.raises(BadRecords, match="column 'patient_id': no person"):
+        found(1, 2, np.nan)
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "postgresql"])
+def test_a_short_float_of_a_database_is_refused_earlier(clinic: Clinic, kind: str) -> None:
+    source = clinic.source(kind, visits(3, seed=1))
+    others = ", ".join((*CLINIC.columns, CLINIC.label, "taken_at"))
+    query = "SELECT {}, CAST(patient_id + {} AS REAL) AS patient_id FROM visits"
+    near = replace(source, query=query.format(others, 2**24 - 2000))
+    assert len(read(near, CLINIC).records) == 3
+    far = replace(source, query=query.format(others, 2**24))
+    with pytest.raises(BadRecords, match=r"row 1, column 'patient_id': too long for a floating-"):
+        read(far, CLINIC)
+
+
+@DATABASES
+def test_a_person_with_a_fraction_has_to_be_a_text(clinic: Clinic, kind: str) -> None:
+    source = clinic.source(kind, visits(3, seed=1))
+    others = ", ".join((*CLINIC.columns, CLINIC.label, "taken_at"))
+    query = "SELECT {}, {} AS patient_id FROM visits"
+    wrong = replace(source, query=query.format(others, "patient_id + 0.5"))
+    with pytest.raises(BadRecords, match=r"row 1, column 'patient_id': not a whole number: \d+\.5"):
+        read(wrong, CLINIC)
+    right = replace(source, query=query.format(others, "CAST(patient_id + 0.5 AS VARCHAR)"))
+    assert len(read(right, CLINIC).records) == 3
 
 
 def test_an_open_quote_does_not_swallow_the_rows_after_it(tmp_path: Path) -> None:

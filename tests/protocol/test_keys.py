@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -26,11 +27,13 @@ from silomix_protocol.keys import (
     framed,
     generate_node_key,
     load_node_key,
+    node_proof,
     node_public_bytes,
     number,
     save_node_key,
     sealing_public_key,
     verify,
+    verify_node_proof,
     write_secret,
 )
 from support.rounds import make_parties
@@ -188,6 +191,19 @@ def test_a_key_file_of_another_length_is_refused(
     write_secret(tmp_path / "key", change((tmp_path / "whole").read_bytes()))
     with pytest.raises(UnusableKey, match="expected"):
         SigningKey.load(tmp_path / "key")
+
+
+def test_a_node_key_proves_what_it_signed_and_nothing_else() -> None:
+    key = generate_node_key()
+    proof, public = node_proof(key, b"ab", b""), key.public_key()
+    signed = b"silomix/v1/node-key\0" + bytes(7) + b"\2ab" + bytes(8)
+    public.verify(proof, signed, ec.ECDSA(hashes.SHA384()))
+    verify_node_proof(public, proof, b"ab", b"")
+    for parts in ((b"a", b"b"), (b"ab",), (b"", b"ab")):
+        with pytest.raises(ForgedSignature):
+            verify_node_proof(public, proof, *parts)
+    with pytest.raises(ForgedSignature):
+        verify_node_proof(generate_node_key().public_key(), proof, b"ab", b"")
 
 
 def test_a_node_key_open_to_others_is_refused_for_that_reason(tmp_path: Path) -> None:

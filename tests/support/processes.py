@@ -1,5 +1,6 @@
 """Real processes in tests: started in their own folder, waited for, ended whatever happens."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -118,3 +119,28 @@ def silomix(
         timeout=limit_s,
         check=False,
     )
+
+
+def start(command: list[str], cwd: Path) -> "subprocess.Popen[str]":
+    """A process that SIGINT reaches, whatever ours does with it."""
+    with _interrupts_reach_children():
+        return subprocess.Popen(
+            command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+
+@contextmanager
+def _interrupts_reach_children() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, and a child goes on ignoring what its parent did.
+
+    What its parent caught, a child has at its default.  Popen's preexec_fn would do it too, but
+    is not safe beside gRPC's threads.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 from silomix.demo.run import MARKER
-from support.processes import silomix, wait_until
+from support.processes import silomix, start, wait_until
 
 
 def test_ten_silos_and_three_mixes_come_close_to_the_pooled_model(tmp_path: Path) -> None:
@@ -154,6 +154,18 @@ def test_a_consortium_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "silo-1" / "sign.key").read_bytes() == key
 
 
+def test_ctrl_c_reaches_what_tests_start_even_where_they_ignore_it(tmp_path: Path) -> None:
+    """As in the background of a script's shell."""
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        said, _ = start([sys.executable, "-c", code], tmp_path).communicate(timeout=60)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert said == "True\n"
+
+
 def test_ctrl_c_ends_everything_and_says_so(tmp_path: Path) -> None:
     demo = _start(tmp_path)
     try:
@@ -206,13 +218,7 @@ def _start(folder: Path) -> "subprocess.Popen[str]":
         "--epsilon",
         "5",
     ]
-    return subprocess.Popen(
-        [sys.executable, "-m", "silomix", *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start([sys.executable, "-m", "silomix", *arguments], folder)
 
 
 def _wait_for_round_one(demo: "subprocess.Popen[str]", folder: Path) -> list[psutil.Process]:

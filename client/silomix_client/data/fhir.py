@@ -5,8 +5,8 @@ has to be known before the first event.
 
 Every Patient is a person; those that say that one replaces the other, or that both are the same,
 are one.  Observations (and their components) have values; of Conditions, Procedures, medications
-and Encounters it counts that they are there.  What was entered in error, cancelled or refuted is
-left out.  A feature is found by the codings (system|code) that the study names for it.
+and Encounters it counts that they are there.  What was deleted, entered in error, cancelled or
+refuted is left out.  A feature is found by the codings (system|code) that the study names for it.
 """
 
 import json
@@ -32,6 +32,7 @@ from silomix_client.data.clinical import (
     unit_problem,
     wanted,
 )
+from silomix_client.data.fhir_bundles import entries, is_deleted
 from silomix_client.data.fhir_persons import Persons
 from silomix_client.data.fhir_resources import (
     Place,
@@ -40,7 +41,6 @@ from silomix_client.data.fhir_resources import (
     codings_of,
     dicts,
     full_date,
-    items,
     name_of,
     plain,
     time_of,
@@ -54,6 +54,7 @@ from silomix_client.errors import BadRecords
 FoundBy = dict[str, list[Wanted]]  # columns by the codings that mean them
 Saying = tuple[str, str | None, dict[str, Cell]]  # of whom, when, what
 Said = list[Saying] | str  # or what is wrong with it
+Codes = tuple[str, ...] | None  # of a medication; None: it was deleted
 
 _SUFFIXES = (".ndjson", ".jsonl", ".json")
 # resource: where its code stands, and its time, whichever there is first
@@ -132,18 +133,20 @@ class Fhir:
                 survey.people.append((where, resource))
             elif kind == "Medication":
                 codes = tuple(each for each in codes_in(resource.get("code")) if each in found_by)
-                survey.add_medication(resource, version_of(where, resource, codes))
+                content = None if is_deleted(resource) else codes
+                survey.add_medication(resource, version_of(where, resource, content))
             elif kind in _EVENTS and key is not None:
                 (survey.repeated if key in seen else seen).add(key)
         return survey
 
     def _newest_people(self, people: list[Place]) -> list[Place]:
+        """Those whose newest version is a deletion are not among them."""
         groups: dict[str, list[Version[Resource]]] = {}
         for where, each in people:
             content = {key: each[key] for key in each if key not in ("meta", "_fullUrl")}
             groups.setdefault(key_of(each) or where, []).append(version_of(where, each, content))
         chosen = {self._newest(versions).where for versions in groups.values()}
-        return [place for place in people if place[0] in chosen]
+        return [(where, each) for where, each in people if where in chosen and not is_deleted(each)]
 
     def _newest(self, versions: list[Version[Content]]) -> Version[Content]:
         """Two that say the same need no date."""
@@ -194,13 +197,7 @@ class Fhir:
         if resource["resourceType"] != "Bundle":
             yield f"{where}, {name_of(resource)}", resource
             return
-        for number, entry in enumerate(items(resource.get("entry")), start=1):
-            inner = entry.get("resource") if isinstance(entry, dict) else None
-            if not isinstance(inner, dict) or not isinstance(inner.get("resourceType"), str):
-                continue  # a link or an outcome
-            if isinstance(entry.get("fullUrl"), str):
-                inner = inner | {"_fullUrl": entry["fullUrl"]}
-            yield f"{where}, entry {number}, {name_of(inner)}", inner
+        yield from entries(self.description, where, resource)
 
     # Persons -------------------------------------------------------------------------------------
 
@@ -267,7 +264,7 @@ class Fhir:
 
     def _said(self, where: str, resource: Resource, asked: "_Question") -> Iterator[Saying]:
         """Whom, when, and which cells; several where a column is found in it several times."""
-        if self._is_void(where, resource):
+        if is_deleted(resource) or self._is_void(where, resource):
             return
         kind = resource["resourceType"]
         place, times = _EVENTS[kind]
@@ -308,14 +305,15 @@ class Fhir:
             if text.startswith("#") and each.get("id") in (text, text[1:]):
                 return codes_in(each.get("code"))
         relative = "/".join(text.partition("/_history/")[0].split("/")[-2:])
-        versions = survey.medications.get(text) or survey.medications.get(relative)
-        if not versions:
+        versions = survey.medication(text) or survey.medication(relative)
+        codes = self._newest(versions).content if versions else None
+        if codes is None:
             raise self._refusal(
                 where,
                 f"its medication {text[:60]!r} is not in this export; add the Medications, or "
                 f"leave out every {resource['resourceType']}",
             )
-        return list(self._newest(versions).content)
+        return list(codes)
 
     def _cell(self, column: Wanted, resource: Resource, where: str) -> Cell:
         """What a resource says of a column; that it is there, if it is of a type without values."""
@@ -354,12 +352,20 @@ class _Survey:
     which of them are there several times."""
 
     people: list[Place] = field(default_factory=list)
-    medications: dict[str, list[Version[tuple[str, ...]]]] = field(default_factory=dict)
+    medications: dict[str, list[Version[Codes]]] = field(default_factory=dict)
+    addresses: dict[str, set[str]] = field(default_factory=dict)  # of medications
     repeated: set[str] = field(default_factory=set)
 
-    def add_medication(self, resource: Resource, version: Version[tuple[str, ...]]) -> None:
-        for name in {key_of(resource), resource.get("_fullUrl")} - {None}:
-            self.medications.setdefault(str(name), []).append(version)
+    def add_medication(self, resource: Resource, version: Version[Codes]) -> None:
+        if (key := key_of(resource)) is not None:
+            self.medications.setdefault(key, []).append(version)
+            for name in (key, resource.get("_fullUrl", key)):
+                self.addresses.setdefault(name, set()).add(key)
+
+    def medication(self, address: str) -> list[Version[Codes]]:
+        """Every version: one of them may be known by this address, and its deletion by none."""
+        keys = sorted(self.addresses.get(address, ()))
+        return [version for key in keys for version in self.medications[key]]
 
 
 @dataclass(frozen=True, slots=True)

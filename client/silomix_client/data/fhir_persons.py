@@ -13,7 +13,8 @@ class Persons:
     """
 
     def __init__(self, description: str, found: list[Place], newest: list[Place]) -> None:
-        """References may name any version that was found; links are those of the newest."""
+        """References may name any version that was found; links are those of the newest.  Whoever
+        is not among the newest was deleted: nobody, but it still makes two the same."""
         self._description = description
         self._by_url: dict[str, str] = {}
         self._by_identifier: dict[str, set[str]] = {}
@@ -21,8 +22,10 @@ class Persons:
         for where, each in found:
             if "_fullUrl" in each:
                 self._by_url[each["_fullUrl"]] = self._key(where, each)
-            if each["resourceType"] == "Patient":
-                self._add_patient(self._key(where, each), each)
+        there = {self._key(*place) for place in _patients(newest)}
+        for where, each in _patients(found):
+            if (key := self._key(where, each)) in there:
+                self._add_patient(key, each)
         self._same = {identifier: identifier for identifier in self._known}
         for where, each in newest:
             for link in dicts(each.get("link")):
@@ -96,6 +99,10 @@ class Persons:
 
     def _refusal(self, where: str, problem: str) -> BadRecords:
         return BadRecords(f"{self._description}: {where}: {problem}")
+
+
+def _patients(places: list[Place]) -> list[Place]:
+    return [place for place in places if place[1]["resourceType"] == "Patient"]
 
 
 def _business(identifier: Resource) -> str:

@@ -1,7 +1,7 @@
 """Of a resource that an export has several times, the newest version.
 
-Bundles overlap and servers export histories: what was corrected or withdrawn later must not count
-beside its correction.
+Bundles overlap and servers export histories: what was corrected, withdrawn or deleted later must
+not count beside its correction.
 """
 
 from collections.abc import Sequence

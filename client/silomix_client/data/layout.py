@@ -19,7 +19,8 @@ from silomix_client.errors import BadRecords
 
 _MOST_LISTED = 20
 _NOBODY = frozenset({"nan", "null", "none"})  # what programs write where there is no identifier
-_INEXACT = 2.0**53  # from here on not every whole number is a float
+# From here on not every whole number is a float of this length.
+DOUBLE, SINGLE, HALF = 2.0**53, 2.0**24, 2.0**11
 _MOST_DIGITS = 300
 _PLAIN = (str, float, int)
 
@@ -72,9 +73,16 @@ class Layout:
             raise BadRecords(f"{description}: column {doubled!r} occurs {seen[doubled]} times")
 
     def rows(
-        self, table: Iterable[tuple[int, Sequence[object]]], task: Task, description: str
+        self,
+        table: Iterable[tuple[int, Sequence[object]]],
+        task: Task,
+        description: str,
+        exact_below: float = DOUBLE,
     ) -> Iterator[Row]:
-        """Of numbered tuples that have the columns `wanted`, in that order."""
+        """Of numbered tuples that have the columns `wanted`, in that order.
+
+        Persons that are floats are told apart below `exact_below`: they may have been shorter ones.
+        """
         names = (*task.columns, task.label)
         person, has_time = self.person_column(task), task.time is not None
         for number, given in table:
@@ -85,7 +93,7 @@ class Layout:
             identifier = None
             if person is not None:
                 try:
-                    identifier = _identifier(cells[len(names)])
+                    identifier = _identifier(cells[len(names)], exact_below)
                 except ValueError as error:
                     raise BadRecords(
                         f"{description}: {where}, column {person!r}: {error}"
@@ -112,15 +120,17 @@ def read_values(table: Table) -> dict[str, dict[str, str]]:
     return {name: inner.texts_by_name(name) for name in inner.left()}
 
 
-def _identifier(cell: Cell) -> str:
+def _identifier(cell: Cell, exact_below: float) -> str:
     name = name_of(cell)
     if is_missing(cell) or name.lower() in _NOBODY:
         raise ValueError("no person")
-    if isinstance(cell, float) and abs(cell) >= _INEXACT:
+    if isinstance(cell, float) and abs(cell) >= exact_below:
         raise ValueError(
             f"too long for a floating-point number: {cell!r}; two people may have become one, so "
             "give identifiers as texts or whole numbers"
         )
+    if isinstance(cell, float) and not cell.is_integer():  # rounded: perhaps not only this one's
+        raise ValueError(f"not a whole number: {cell!r}; give such identifiers as texts")
     return name
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from silomix_core.task import Task
 
 from silomix_client.data.database_url import DatabaseUrl
-from silomix_client.data.layout import Layout
+from silomix_client.data.layout import DOUBLE, SINGLE, Layout
 from silomix_client.data.rows import Row
 from silomix_client.errors import BadRecords
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy import CursorResult
 
 _ROWS_AT_ONCE = 10_000
+_REAL = frozenset({"700", "FLOAT"})  # the type in PostgreSQL's catalogue, and in DuckDB's
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +67,13 @@ class SqlQuery:
         table = (
             (number, [row[place] for place in picked]) for number, row in enumerate(result, start=1)
         )
-        yield from self.layout.rows(table, task, self.description)
+        exact_below = self._exact_below(result, header, task)
+        yield from self.layout.rows(table, task, self.description, exact_below)
+
+    def _exact_below(self, result: "CursorResult[Any]", header: list[str], task: Task) -> float:
+        """A REAL has fewer digits than the float that Python makes of it; SQLite has none."""
+        person = self.layout.person_column(task)
+        if person is None or result.cursor is None or result.cursor.description is None:
+            return DOUBLE
+        kind = result.cursor.description[header.index(person)][1]
+        return SINGLE if str(kind) in _REAL else DOUBLE
