@@ -89,9 +89,9 @@ class Delivery:
 
     async def _settled(self, current: Round) -> None:
         """The next mix has it, or will never take it: nothing is left to do with the bodies."""
-        await self._disk.do(self._disk.store.delivered, current.batch.descriptor.digest)
+        digest, store = current.batch.descriptor.digest, self._disk.store
+        await self._disk.then_delete(current.spool, store.delivered, digest)
         current.delivered = True
-        current.spool.delete()
 
     def problems(self) -> list[str]:
         return [f"{name} does not take batches" for name in sorted(self._failing)]

@@ -36,6 +36,17 @@ class Disk:
         work = loop.run_in_executor(self._thread, lambda: step(*args, **kwargs))
         return await asyncio.shield(work)
 
+    async def then_delete(
+        self, spool: Spool, step: Callable[Args, None], *args: Args.args, **kwargs: Args.kwargs
+    ) -> None:
+        """Take the step, then delete the bodies: a file system may take milliseconds over that."""
+
+        def both() -> None:
+            step(*args, **kwargs)
+            spool.delete()
+
+        await self.do(both)
+
     async def keep(
         self, digest: RoundDigest, kept: Kept, spool: Spool, *, more_to_come: bool = False
     ) -> None:

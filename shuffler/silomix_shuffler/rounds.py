@@ -370,10 +370,11 @@ class Rounds:
         The key does not wait for it: whoever has confirmations of the committed list gets it.
         """
         digest = current.batch.descriptor.digest
-        await self._disk.do(self._store.released, digest, last=current.last)
         if current.last:
+            await self._disk.then_delete(current.spool, self._store.released, digest, last=True)
             current.delivered = True
-            current.spool.delete()
+        else:
+            await self._disk.do(self._store.released, digest, last=False)
         await self._purge_old(current.study)
 
     async def _purge_old(self, study: Study) -> None:
@@ -387,8 +388,7 @@ class Rounds:
         current.batch.purge()
         current.chain, current.sequence = (), ()
         current.seal_key = current.release_key = None
-        await self._disk.do(self._store.purge, current.batch.descriptor)
-        current.spool.delete()
+        await self._disk.then_delete(current.spool, self._store.purge, current.batch.descriptor)
         current.closed.set()
 
     async def _expire(self) -> None:

@@ -46,9 +46,9 @@ class Spool:
             yield report
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        file, self._file = self._file, -1  # at once: a reader in another thread finds none
+        if file >= 0:
+            os.close(file)
 
     def delete(self) -> None:
         self.close()
