@@ -70,23 +70,26 @@ class IncomingBatch:
     async def reports(self) -> AsyncIterator[tuple[bytes, bytes]]:
         """Every report with the digest that it must have (see `check_report`)."""
         expected = digests(self.output)
-        buffer, count = bytearray(), 0
+        partial, have, count = bytearray(self._length), 0, 0
         while count < len(expected):
             frame = await anext(self._source, None)
             if frame is None:
                 raise BrokenBatch("incomplete")
-            if frame.WhichOneof("frame") != "chunk" or not frame.chunk:
+            chunk, start = frame.chunk, 0  # once: protobuf makes a copy every time
+            if not chunk:
                 raise BrokenBatch("unexpected frame")
-            buffer += frame.chunk
-            whole = len(buffer) // self._length
-            if count + whole > len(expected):
-                raise BrokenBatch("more reports than stated")
-            with memoryview(buffer) as view:
-                for at in range(0, whole * self._length, self._length):
-                    yield bytes(view[at : at + self._length]), expected[count]
-                    count += 1
-            del buffer[: whole * self._length]
-        if buffer or await anext(self._source, None) is not None:
+            if len(chunk) > (len(expected) - count) * self._length - have:
+                raise BrokenBatch("longer than stated")
+            while start < len(chunk):
+                taken = min(self._length - have, len(chunk) - start)
+                if taken < self._length:
+                    partial[have : have + taken] = memoryview(chunk)[start : start + taken]
+                start, have = start + taken, have + taken
+                if have == self._length:
+                    report = chunk[start - taken : start] if taken == have else bytes(partial)
+                    yield report, expected[count]
+                    have, count = 0, count + 1
+        if await anext(self._source, None) is not None:
             raise BrokenBatch("longer than stated")
 
 
