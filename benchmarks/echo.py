@@ -2,9 +2,10 @@
 
     python benchmarks/echo.py FOLDER NAME ADDRESS REPORTS BYTES_OUT [NEXT_NAME NEXT_ADDRESS]
 
-The same TLS, the same messages, decoded; what came in is forgotten, every report gets an answer of
-a receipt's size, and when REPORTS reports or one batch are here, as many reports of BYTES_OUT
-bytes go on: to the next mix, or to whoever collects.  Started and ended by benchmarks/mix.py.
+The same TLS, the same memory allocator, the same messages, decoded; what came in is forgotten,
+every report gets an answer of a receipt's size, and when REPORTS reports or one batch are here, as
+many reports of BYTES_OUT bytes go on: to the next mix, or to whoever collects.  Started and ended
+by benchmarks/mix.py.
 """
 # ruff: noqa: ARG002 - gRPC passes more than an echo needs
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol.tls import CHUNK_BYTES, Identity, ServerContext
 from silomix_server.children import end_with_parent
+from silomix_shuffler.run import make_room
 
 _RECEIPT = mix_pb2.Receipt(
     digest=bytes(32), report=bytes(32), status=mix_pb2.Receipt.ACCEPTED, signature=bytes(64)
@@ -96,6 +98,7 @@ async def serve(
 
 if __name__ == "__main__":
     end_with_parent()
+    make_room()
     chosen = sys.argv[1:]
     asyncio.run(
         serve(Path(chosen[0]), chosen[1], chosen[2], int(chosen[3]), int(chosen[4]), chosen[5:])

@@ -25,12 +25,16 @@ from silomix_shuffler.service import MixService
 from silomix_shuffler.store import Store
 
 _GRACE_S = 1.0
-_M_ARENA_MAX = -8  # malloc.h
+_MALLOC = {  # malloc.h
+    -8: 2,  # M_ARENA_MAX: few arenas, so that freed reports are reused
+    -3: 8 * 2**20,  # M_MMAP_THRESHOLD: a large report costs no fresh pages of the system,
+    -1: 16 * 2**20,  # M_TRIM_THRESHOLD: nor does the next batch
+}
 
 
 def run(config: MixConfig) -> None:
     logs.configure(config.name)
-    _make_room()
+    make_room()
     uvloop.run(_serve(config))
 
 
@@ -98,13 +102,14 @@ def _check_keys(config: MixConfig, sign_key: SigningKey) -> None:
             raise InvalidConfig(f"study {study.short_id} lists another key for {config.name!r}")
 
 
-def _make_room() -> None:
-    """As many connections as the system allows; few arenas, so that freed reports are reused."""
+def make_room() -> None:
+    """As many connections as the system allows; freed memory is kept for the next report."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+        for option, value in _MALLOC.items():
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 def _lock(config: MixConfig) -> None:
