@@ -57,7 +57,7 @@ class Inclusion:
 
     def __init__(self, study: Study, silo: str, ledger: Ledger, sign_key: SigningKey) -> None:
         self._study, self._ledger, self._sign_key = study, ledger, sign_key
-        self._place = [each.name for each in study.silos].index(silo)
+        self._place = study.places[silo]
         self._waiting = self._left()  # answered, not yet closed
         self._inquiry: _Inquiry | None = None
         self.neglect = Neglect(ledger.state, study.identity)

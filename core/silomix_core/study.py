@@ -7,7 +7,7 @@ to say otherwise.  `plan()` derives the frozen parameters.
 
 import tomllib
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -190,7 +190,13 @@ class Study:
         return self.identity.hex()[:12]
 
     def silo(self, name: str) -> Silo | None:
-        return next((silo for silo in self.silos if silo.name == name), None)
+        place = self.places.get(name)
+        return None if place is None else self.silos[place]
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """Where each silo stands in the roster."""
+        return {silo.name: place for place, silo in enumerate(self.silos)}
 
     def participant(self, silo: Silo) -> Participant:
         """What the mechanism has to know of a silo; weights are scaled to average 1."""

@@ -5,10 +5,12 @@ party notices.  A list that is too old is as good as none: calls are refused unt
 fresh one, since otherwise cutting off the authority would undo every revocation.
 """
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,7 @@ class Revocations:
 
     def __init__(self, folder: Path, authority: bytes) -> None:
         self._path, self._authority = folder / FILE, authority
+        self._name = str(self._path)  # looked at for every message
         self._version: tuple[int, int] | None = None
         self._list: RevocationList | None = None
 
@@ -62,7 +65,7 @@ class Revocations:
     def current(self) -> RevocationList | None:
         """None if there is no list, or one that somebody else signed."""
         try:
-            found = self._path.stat()
+            found = os.stat(self._name)
         except OSError:
             self._version = self._list = None
             return None
@@ -156,7 +159,12 @@ def caller_of(context: Any) -> Caller | None:
         if introduction is None:
             return None
         certificates = [introduction[1].certificate]
-    certificate = parse_certificate(certificates[0])
+    return _named_in(certificates[0])
+
+
+@lru_cache(maxsize=1024)  # one connection makes many calls
+def _named_in(content: bytes) -> Caller:
+    certificate = parse_certificate(content)
     return Caller(
         common_name(certificate),
         certificate.serial_number,

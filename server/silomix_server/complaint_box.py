@@ -47,7 +47,7 @@ class ComplaintBox:
         )
 
     def _path(self, descriptor: Descriptor, silo: str) -> Path:
-        place = [each.name for each in self._study.silos].index(silo)
+        place = self._study.places[silo]
         name = f"{self._study.short_id}-{descriptor.round}-{descriptor.attempt}-{place}.json"
         return self._folder / name
 

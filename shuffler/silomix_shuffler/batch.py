@@ -58,13 +58,17 @@ class Batch:
     committed: bytes = b""  # SHA-256 of the one list that this mix gave its word for
     _closing: bool = False
     _received: int = 0
+    _expected: frozenset[str] = field(init=False)
     _slots: dict[bytes, int] = field(default_factory=dict)  # SHA-256 of an opened report → slot
+
+    def __post_init__(self) -> None:
+        self._expected = frozenset(self.descriptor.silos)
 
     # Reports in ---------------------------------------------------------------------------------
 
     def admit(self, silo: str, onion: bytes) -> bool:
         """Take note of a silo's report; False if the very same one is already here."""
-        if silo not in self.descriptor.silos:
+        if silo not in self._expected:
             raise WrongSender("this round does not expect a report from you")
         known = self.admitted.get(silo)
         if known == onion:
@@ -99,12 +103,19 @@ class Batch:
             return False
         if self._closing:
             return True
+        if not self.waits:
+            return True
         enough = len(self._slots) >= self.descriptor.minimum_batch
-        return not self.missing() - (gone if enough else frozenset())
+        return enough and self.missing() <= gone
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is somebody who sent nothing yet."""
+        return len(self.admitted) < len(self._expected)
 
     def missing(self) -> frozenset[str]:
         """Silos that the round waits for and that sent nothing."""
-        return frozenset(self.descriptor.silos) - frozenset(self.admitted)
+        return self._expected - self.admitted.keys()
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -148,7 +159,7 @@ class Batch:
             raise WrongRound("this round has no batch that could be released")
         if list_hash != self.committed:
             raise WrongRound("this is not the list that was committed to")
-        valid = confirmed & frozenset(self.descriptor.silos)
+        valid = confirmed & self._expected
         if len(valid) < self.descriptor.minimum_batch:
             raise GateClosed(
                 f"{len(valid)} silos confirmed the list, {self.descriptor.minimum_batch} needed"

@@ -90,7 +90,7 @@ class Delivery:
     async def _settled(self, current: Round) -> None:
         """The next mix has it, or will never take it: nothing is left to do with the bodies."""
         digest, store = current.batch.descriptor.digest, self._disk.store
-        await self._disk.then_delete(current.spool, store.delivered, digest)
+        await self._disk.then_delete([current.spool], store.delivered, digest)
         current.delivered = True
 
     def problems(self) -> list[str]:

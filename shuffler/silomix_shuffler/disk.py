@@ -5,7 +5,7 @@ under way share the next one, so that a disk that takes its time costs a batch l
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -37,13 +37,18 @@ class Disk:
         return await asyncio.shield(work)
 
     async def then_delete(
-        self, spool: Spool, step: Callable[Args, None], *args: Args.args, **kwargs: Args.kwargs
+        self,
+        spools: Sequence[Spool],
+        step: Callable[Args, None],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
     ) -> None:
         """Take the step, then delete the bodies: a file system may take milliseconds over that."""
 
         def both() -> None:
             step(*args, **kwargs)
-            spool.delete()
+            for spool in spools:
+                spool.delete()
 
         await self.do(both)
 

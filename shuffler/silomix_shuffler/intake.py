@@ -5,7 +5,6 @@ sender gets the same receipt: what opens and what does not is nobody's business.
 """
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -47,7 +46,7 @@ class Intake:
             else:
                 output = _open_upload(current, upload, slot)
             kept = Kept(slot, silo, upload.digest, output)
-            more = bool(current.batch.missing())
+            more = current.batch.waits
             await self._disk.keep(digest, kept, current.spool, more_to_come=more)
         except Exception as error:  # whatever it was, nobody waits for this report any more
             current.batch.withdraw(silo)
@@ -55,13 +54,12 @@ class Intake:
             raise NoRoom("this mix cannot store your report") from error
         finally:
             upload.close()
-        self.count(kept=current.batch.add(slot, output))
+        fresh = current.batch.add(slot, output)
+        self.count(int(fresh), int(not fresh))
 
     async def open_all(self, current: Round, incoming: IncomingBatch) -> list[Kept]:
-        """Every report of the previous mix's batch, one at a time, then made durable together."""
-        part = current.spool.path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        spool = Spool(part, current.length_out)
+        """Every report of the previous mix's batch, one at a time; durable when it is sealed."""
+        spool = Spool(current.spool.path.with_suffix(".part"), current.length_out)
         entries: list[Kept] = []
         try:
             async for report, digest in incoming.reports():
@@ -71,8 +69,7 @@ class Intake:
                 else:
                     output = await self._opening(_open_report, *work)
                 entries.append(Kept(len(entries), None, None, output))
-            await self._disk.do(spool.rename, current.spool.path)
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             spool.delete()
             raise NoRoom("this mix cannot store the batch") from error
         except BaseException:
@@ -88,8 +85,9 @@ class Intake:
         """Open a large layer beside the event loop."""
         return asyncio.get_running_loop().run_in_executor(self._openers, step, *args)
 
-    def count(self, *, kept: bool) -> None:
-        self._counters[kept].inc()
+    def count(self, accepted: int, dropped: int = 0) -> None:
+        self._counters[True].inc(accepted)
+        self._counters[False].inc(dropped)
 
 
 def _open_upload(current: Round, upload: Upload, slot: int) -> bytes | None:

@@ -8,6 +8,8 @@ background work and the order of steps live here.  What others rely on is on dis
 import asyncio
 import shutil
 import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 
 from silomix_core.report import report_bytes
@@ -133,27 +135,29 @@ class Rounds:
         if len(busy) >= self.limits.open_rounds:
             raise TooMuch("too many rounds of this study are open")
         current = self._make(study, Batch(descriptor))
+        self._check_room(current)
+        at_hand = self._at_hand.get((study.identity, descriptor.attempt), {})
+        keys, over = at_hand.pop(descriptor.round, None), self._forget_old(study)
         try:
-            self._check_room(current)
-            at_hand = self._at_hand.get((study.identity, descriptor.attempt), {})
-            keys = at_hand.pop(descriptor.round, None)
-            bound = await self._disk.do(self._bind, current, keys)
-            current.seal_key, current.release_key = bound
+            bound = await self._disk.do(self._bind, current, keys, over)
         except BaseException:
-            current.spool.delete()
+            await self._purge(over)
             raise
+        current.seal_key, current.release_key = bound
         self._rounds[descriptor.digest] = current
         current.arm(chain_wait_s(descriptor.deadline_s, current.hop), self._at_deadline)
         logs.event("round_opened", round=descriptor.round, attempt=descriptor.attempt)
         if not current.last:
             self.delivery.ready(current)  # connect before there is something to send
-        self._tasks.start(self._purge_old(study))
         return current
 
-    def _bind(self, current: Round, keys: "_Keys | None") -> tuple[SealKey, SealKey | None]:
+    def _bind(
+        self, current: Round, keys: "_Keys | None", over: Sequence[Round]
+    ) -> tuple[SealKey, SealKey | None]:
         """Bind the attempt to its descriptor for good; our keys, which it names.
 
-        On the writing thread, in one go; the store has the last word on `keys`.
+        On the writing thread, in one go; the store has the last word on `keys`.  Rounds that are
+        `over` are purged with it: that costs no commit of its own.
         """
         descriptor = current.batch.descriptor
         if self._store.known(descriptor.digest) is not None:
@@ -161,7 +165,10 @@ class Rounds:
         seal_key, release_key, own = keys or self._stored_keys(descriptor)
         if seal_key is None or own != descriptor.mix_keys[current.hop]:
             raise WrongRound("this mix has no such keys for the round; ask it for keys again")
-        self._store.open(descriptor, seal_key)
+        self._store.open(descriptor, seal_key, over=_descriptors(over))
+        with suppress(OSError):  # what stays is swept at the next start
+            for each in over:
+                each.spool.delete()
         return seal_key, release_key
 
     def _stored_keys(self, descriptor: Descriptor) -> tuple[SealKey | None, SealKey | None, bytes]:
@@ -239,8 +246,8 @@ class Rounds:
             if current.batch.state is not State.OPEN:
                 current.spool.delete()
                 raise WrongRound("this round was aborted here")
-            for kept in entries:
-                self._intake.count(kept=current.batch.add(kept.slot, kept.output))
+            good = sum(current.batch.add(kept.slot, kept.output) for kept in entries)
+            self._intake.count(good, len(entries) - good)
             closing = self.sealing.seal(current, incoming.chain, entries)
         await asyncio.shield(self._tasks.start(closing))  # even if the previous mix hangs up
 
@@ -369,36 +376,49 @@ class Rounds:
 
         The key does not wait for it: whoever has confirmations of the committed list gets it.
         """
-        digest = current.batch.descriptor.digest
-        if current.last:
-            await self._disk.then_delete(current.spool, self._store.released, digest, last=True)
-            current.delivered = True
-        else:
-            await self._disk.do(self._store.released, digest, last=False)
-        await self._purge_old(current.study)
+        over = self._forget_old(current.study)
+        spools = [each.spool for each in over] + [current.spool] * current.last
+        await self._disk.then_delete(
+            spools,
+            self._store.released,
+            current.batch.descriptor.digest,
+            last=current.last,
+            over=_descriptors(over),
+        )
+        current.delivered |= current.last
 
-    async def _purge_old(self, study: Study) -> None:
+    def _forget_old(self, study: Study) -> list[Round]:
+        """Finished rounds beyond those that are kept, forgotten; to be purged on disk."""
         finished = [each for each in self._rounds.values() if each.study is study and each.finished]
-        for old in finished[:-_ROUNDS_KEPT]:
-            await self._purge(old)
+        return [self._forget(old) for old in finished[:-_ROUNDS_KEPT]]
 
-    async def _purge(self, current: Round) -> None:
+    def _forget(self, current: Round) -> Round:
+        """Before anything is awaited: nobody finds it any more, nothing brings it back."""
         current.disarm()
         self._rounds.pop(current.batch.descriptor.digest, None)
         current.batch.purge()
         current.chain, current.sequence = (), ()
         current.seal_key = current.release_key = None
-        await self._disk.then_delete(current.spool, self._store.purge, current.batch.descriptor)
         current.closed.set()
+        return current
+
+    async def _purge(self, over: Sequence[Round]) -> None:
+        """Purge forgotten rounds on disk too."""
+        if over:
+            spools = [each.spool for each in over]
+            await self._disk.then_delete(spools, self._store.purge, _descriptors(over))
 
     async def _expire(self) -> None:
         """Purge what nobody asked about for long; cut the log that still has deleted keys."""
         now = asyncio.get_running_loop().time()
         try:
-            for current in list(self._rounds.values()):
-                old = now - current.since > self.limits.retention_s
-                if old and current.batch.state is not State.OPEN:
-                    await self._purge(current)
+            unasked = [
+                current
+                for current in self._rounds.values()
+                if now - current.since > self.limits.retention_s
+                and current.batch.state is not State.OPEN
+            ]
+            await self._purge([self._forget(current) for current in unasked])
             await self._disk.do(self._store.expire_keys, _UNUSED_KEYS_S)
             await self._disk.do(self._store.tidy)
         finally:
@@ -490,9 +510,8 @@ class Rounds:
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._tasks.cancel()
-        for current in list(self._rounds.values()):
-            if current.settled:
-                await self._purge(current)
+        settled = [current for current in self._rounds.values() if current.settled]
+        await self._purge([self._forget(current) for current in settled])
         for current in self._rounds.values():
             current.disarm()
             current.spool.close()
@@ -502,6 +521,10 @@ class Rounds:
 
 def _public(seal: SealKey, release: SealKey | None) -> round_pb2.RoundKeys:
     return round_pb2.RoundKeys(seal=seal.public, release=release.public if release else b"")
+
+
+def _descriptors(rounds: Iterable[Round]) -> list[Descriptor]:
+    return [each.batch.descriptor for each in rounds]
 
 
 def _confirmed(current: Round, request: mix_pb2.ReleaseRequest) -> frozenset[str]:

@@ -66,14 +66,7 @@ class Sealing:
             current.batch.committed = sha256(statement.output).digest()
         try:
             await self._disk.do(
-                self._disk.store.seal,
-                descriptor,
-                outcome.sequence,
-                stated,
-                current.batch.state,
-                outcome.aborted,
-                current.batch.committed,
-                [(descriptor.digest, kept) for kept in entries],
+                self._write_down, current, current.batch.state, stated, outcome, entries
             )
         except (OSError, sqlite3.Error) as error:
             current.batch.state = State.ABORTED  # nothing left; on disk it is still open
@@ -97,6 +90,28 @@ class Sealing:
         self._metrics.batches.labels("aborted" if outcome.aborted else "sealed").inc()
         current.closed.set()
         self.hand_on(current)
+
+    def _write_down(
+        self,
+        current: Round,
+        state: State,
+        stated: Chain,
+        outcome: Outcome,
+        entries: Sequence[Kept],
+    ) -> None:
+        """On the writing thread, in one go: bodies that came as a batch, then what names them."""
+        descriptor, store = current.batch.descriptor, self._disk.store
+        if entries and not outcome.aborted:
+            current.spool.rename(store.body(descriptor.digest))
+        store.seal(
+            descriptor,
+            outcome.sequence,
+            stated,
+            state,
+            outcome.aborted,
+            current.batch.committed,
+            [(descriptor.digest, kept) for kept in entries],
+        )
 
 
 def _statement(current: Round, chain: Chain, outcome: Outcome) -> round_pb2.HopStatement:

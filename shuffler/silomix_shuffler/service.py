@@ -254,8 +254,7 @@ class MixService(mix_pb2_grpc.MixServicer):
             return mix_pb2.Receipt(
                 digest=digest, report=report, status=mix_pb2.Receipt.REFUSED, reason=str(refusal)
             )
-        roster = [each.name for each in current.study.silos]
-        return sign_receipt(digest, roster.index(silo), report, self._sign_key)
+        return sign_receipt(digest, current.study.places[silo], report, self._sign_key)
 
     async def _read(
         self,

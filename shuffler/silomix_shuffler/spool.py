@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 
 from silomix_protocol.durable import sync_folder
 
@@ -13,8 +14,17 @@ class Spool:
     def __init__(self, path: Path, length: int) -> None:
         self.path = path
         self._length = length
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._descriptor: int | None = None  # opened when it is needed; -1: closed for good
+        self._opening = Lock()  # two threads may have the first reports
         self._named = False  # whether the folder is sure to remember the file
+
+    @property
+    def _file(self) -> int:
+        if self._descriptor is None:
+            with self._opening:
+                if self._descriptor is None:
+                    self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        return self._descriptor
 
     def write(self, slot: int, report: bytes) -> None:
         if len(report) != self._length:
@@ -46,8 +56,8 @@ class Spool:
             yield report
 
     def close(self) -> None:
-        file, self._file = self._file, -1  # at once: a reader in another thread finds none
-        if file >= 0:
+        file, self._descriptor = self._descriptor, -1  # at once: another thread finds none
+        if file is not None and file >= 0:
             os.close(file)
 
     def delete(self) -> None:

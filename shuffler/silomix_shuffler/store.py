@@ -150,12 +150,18 @@ class Store:
     # Rounds -------------------------------------------------------------------------------------
 
     def open(
-        self, descriptor: Descriptor, seal_key: SealKey | None = None, *, abandoned: str = ""
+        self,
+        descriptor: Descriptor,
+        seal_key: SealKey | None = None,
+        *,
+        abandoned: str = "",
+        over: Iterable[Descriptor] = (),
     ) -> None:
         """Bind this attempt to its descriptor for good; attempt a+1 only after a was aborted.
 
         `seal_key` must still be the attempt's: somebody may have rotated it away.  With a reason
-        in `abandoned` the attempt is never opened at all, only remembered as aborted.
+        in `abandoned` the attempt is never opened at all, only remembered as aborted.  What is
+        `over` is purged on the way.
         """
         key = descriptor.study, descriptor.round, descriptor.attempt
         with transaction(self._database):
@@ -183,6 +189,7 @@ class Store:
             )
             if abandoned:
                 self._forget_keys(descriptor)
+            self._purge(over)
 
     def _seal_key(self, key: tuple[StudyId, int, int]) -> bytes | None:
         row = self._database.execute(
@@ -248,12 +255,16 @@ class Store:
                 "UPDATE rounds SET committed = ? WHERE digest = ?", (list_hash, digest)
             )
 
-    def released(self, digest: RoundDigest, *, last: bool) -> None:
-        """The release key is given away; the server then has what the last mix had."""
+    def released(self, digest: RoundDigest, *, last: bool, over: Iterable[Descriptor] = ()) -> None:
+        """The release key is given away; the server then has what the last mix had.
+
+        What is `over` is purged on the way.
+        """
         with note(self._database):  # who asks again gets the same key
             self._set_state(digest, State.RELEASED)
             if last:
                 self._forget_order(digest)
+            self._purge(over)
 
     def _forget_order(self, digest: RoundDigest) -> None:
         """Keep who sent which onion, for receipts; in the order of their names, without slots."""
@@ -280,13 +291,16 @@ class Store:
             self._database.execute("DELETE FROM reports WHERE digest = ?", (descriptor.digest,))
             self._forget_keys(descriptor)
 
-    def purge(self, descriptor: Descriptor) -> None:
-        """Everything but that the round was, and why it was aborted if it was."""
-        with note(self._database):  # it would be purged again
-            self._set_state(descriptor.digest, State.PURGED)
+    def purge(self, over: Iterable[Descriptor]) -> None:
+        """Everything but that these rounds were, and why one was aborted if it was."""
+        with note(self._database):  # they would be purged again
+            self._purge(over)
+
+    def _purge(self, over: Iterable[Descriptor]) -> None:
+        for descriptor in over:
             self._database.execute(
-                "UPDATE rounds SET sequence = NULL, chain = NULL WHERE digest = ?",
-                (descriptor.digest,),
+                "UPDATE rounds SET state = ?, sequence = NULL, chain = NULL WHERE digest = ?",
+                (State.PURGED.value, descriptor.digest),
             )
             self._database.execute("DELETE FROM reports WHERE digest = ?", (descriptor.digest,))
             self._forget_keys(descriptor)

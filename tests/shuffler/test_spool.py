@@ -3,7 +3,9 @@
 import os
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -51,7 +53,7 @@ def test_a_report_of_another_length_is_not_written(tmp_path: Path, report: bytes
     spool = Spool(tmp_path / "body", LENGTH)
     with pytest.raises(ValueError, match="another length"):
         spool.write(0, report)
-    assert (tmp_path / "body").stat().st_size == 0
+    assert not (tmp_path / "body").exists()
     spool.close()
 
 
@@ -76,6 +78,7 @@ def test_a_disk_that_takes_only_a_part_is_full(
 
 def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "body", LENGTH)
+    spool.write(0, b"report 0")
     assert stat.S_IMODE((tmp_path / "body").stat().st_mode) == 0o600
     spool.close()
 
@@ -113,6 +116,22 @@ def test_its_content_is_synced_before_the_name_and_the_name_before_it_returns(
     spool.rename(tmp_path / "body")
     spool.close()
     assert done == ["data", "rename", "folder"]
+
+
+def test_two_threads_with_the_first_reports_share_one_file(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        spool, ready = Spool(tmp_path / f"body {number}", LENGTH), Barrier(4)
+
+        def write(slot: int, spool: Spool = spool, ready: Barrier = ready) -> None:
+            ready.wait()
+            spool.write(slot, b"report %d" % slot)
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(write, range(4)))
+        assert list(spool.read(range(4))) == [b"report %d" % slot for slot in range(4)]
+        spool.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_deleting_twice_is_as_deleting_once(tmp_path: Path) -> None:

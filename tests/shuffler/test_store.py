@@ -113,7 +113,7 @@ def test_no_second_attempt_while_the_first_may_still_count(
     if state is State.RELEASED:
         store.released(first.digest, last=False)
     if purged:
-        store.purge(first)
+        store.purge([first])
     with pytest.raises(WrongRound, match="not aborted"):
         opened(store, plain_descriptor(attempt=2))
     with reopened(folder) as other, pytest.raises(WrongRound, match="not aborted"):
@@ -127,7 +127,7 @@ def test_after_an_abort_the_next_attempt_and_never_an_earlier_one(
     opened(store, plain_descriptor(attempt=1))
     store.aborted(plain_descriptor(attempt=1), "too few")
     if purged:
-        store.purge(plain_descriptor(attempt=1))
+        store.purge([plain_descriptor(attempt=1)])
     with reopened(folder) as other:
         with pytest.raises(WrongRound):
             opened(other, plain_descriptor(attempt=1, query=b"another"))
@@ -185,7 +185,7 @@ def test_attempts_follow_one_another_however_often_the_mix_restarts(
                 store.aborted(descriptor, "reason")
                 aborted[attempt] = True
             elif step == "purge" and attempt in aborted:
-                store.purge(descriptor)
+                store.purge([descriptor])
     finally:
         store.close()
 
@@ -263,8 +263,8 @@ def test_a_purged_round_is_only_known_to_have_been(store: Store, folder: Path) -
     sealed(store, one)
     opened(store, two)
     store.aborted(two, "too few")
-    store.purge(one)
-    store.purge(two)
+    store.purge([one])
+    store.purge([two])
     with reopened(folder) as other:
         assert list(other.unfinished()) == []
         assert other.known(one.digest) == (State.PURGED, "")
@@ -344,7 +344,7 @@ def test_sealed_the_seal_key_is_gone_and_purged_the_release_key_too(store: Store
     assert gone is None
     assert left is not None
     assert left.raw == release.raw
-    store.purge(descriptor)
+    store.purge([descriptor])
     assert store.keys(descriptor) == (None, None)
 
 
@@ -394,7 +394,7 @@ def test_no_byte_of_a_deleted_key_stays_in_the_files(store: Store, folder: Path)
     for number in range(1, 60):
         sealed(store, plain_descriptor(number))
         if number % 3 == 0:
-            store.purge(plain_descriptor(number))
+            store.purge([plain_descriptor(number)])
         if number % 7 == 0:
             store.prepare(STUDY, 2, range(number, number + 1), gate=True)
             store.tidy()
@@ -421,7 +421,7 @@ def test_who_sent_what_is_not_in_the_files_of_a_purged_round(store: Store, folde
     )
     store.tidy()
     assert anywhere(folder, onions[0])
-    store.purge(descriptor)
+    store.purge([descriptor])
     store.tidy()
     for onion in onions:
         assert anywhere(folder, onion) == []
