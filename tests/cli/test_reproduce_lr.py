@@ -79,10 +79,7 @@ def test_interactions_are_products_of_what_the_features_become(tmp_path: Path) -
     encoded = task.encode(people.listed(task)) * np.sqrt(7) / UNIT
     assert encoded[0, :-1] == pytest.approx([1, -1, -1, -1, -1, 0, 1, 0, 0, 1], abs=1e-4)
     assert encoded[1, :-1] == pytest.approx([-1, 1, 1, 1, 1, 0, 0, 1, 0, 1], abs=1e-4)
-    every = insurance.Coding.NARROWER_SMOKER_ALL
-    assert every.task.dimension == 18
-    assert every.floor is every
-    assert insurance.Coding.NARROWER_CATEGORY.floor is insurance.Coding.WIDE
+    assert insurance.Coding.NARROWER_SMOKER_ALL.task.dimension == 18
 
 
 def test_autos_numbers_follow_from_the_noise(folder: Path) -> None:
@@ -153,6 +150,6 @@ def test_the_command_writes_errors_over_the_mean_square_and_the_claims(
     assert len(verdicts) == 3 + 2 * len(insurance.Coding)
     crossed = rows["auto, region as a category, smoker × bmi", "exact", 20.0]
     assert auto["floor"] == found["floor"] != crossed["floor"]
-    assert "; region as a category, smoker × bmi: " in (tmp_path / "lr.md").read_text()
+    assert "ε = 20 | no privacy |" in (tmp_path / "lr.md").read_text()
     assert "| auto, narrow bounds |" in (tmp_path / "lr.md").read_text()
     assert (tmp_path / "lr.png").read_bytes().startswith(b"\x89PNG")

@@ -81,11 +81,6 @@ class Coding(Enum):
     def task(self) -> Task:
         return _TASKS[self]
 
-    @property
-    def floor(self) -> "Coding":
-        """Whose least squares it is held to: those of its model."""
-        return self if self.task.interactions else Coding.WIDE
-
 
 def _task(
     bounds: _Bounds, region: tuple[Feature, ...], interactions: tuple[Interaction, ...] = ()
