@@ -184,7 +184,8 @@ class _Federated(ABC):
         """The finished model of a study: its study.toml and the server's model.npz.
 
         X then has the study's columns in its order: a flag as 0 or 1, a category as its place in
-        the study's list (from 0), NaN for what is missing.  With categories there is no coef_.
+        the study's list (from 0), NaN for what is missing.  With categories or interactions there
+        is no coef_.
         """
         from silomix_protocol.files import named, read_study
 
@@ -579,6 +580,8 @@ def _values(task: Task, given: ArrayLike, what: str) -> Floats:
 
 def _is_linear(task: Task) -> bool:
     """In raw values: a category's is its place in a list, of which no multiple means anything."""
+    if task.interactions:
+        return False
     return all(feature.kind is not Kind.CATEGORY for feature in task.features)
 
 

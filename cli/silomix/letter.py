@@ -57,6 +57,7 @@ def _asks(offer: Offer) -> list[str]:
     lines = [
         *_text(f"To learn {_quoted(study.task.label)} ({_kind(study.task)})"),
         *_text(f"from {counted(len(columns), 'column', 'columns')} of your data: {shown}."),
+        *_products(study.task),
         *_text(
             f"It is about {counted(own.records, 'person', 'people')} of yours, together with "
             f"{others}, in {counted(study.rounds, 'round', 'rounds')} ({study.algorithm}). Their "
@@ -72,6 +73,18 @@ def _asks(offer: Offer) -> list[str]:
     if own.weight != 1:
         lines += _text(f"Your hospital counts {own.weight:.3g} times as much as the average one.")
     return lines
+
+
+def _products(task: Task) -> list[str]:
+    """Products ask for no further column, but say more of a person than the columns alone."""
+    if not task.interactions:
+        return []
+    named = [f"{_quoted(each.first)} × {_quoted(each.second)}" for each in task.interactions]
+    shown = ", ".join(named[:_MOST_COLUMNS])
+    if (more := len(named) - _MOST_COLUMNS) > 0:
+        shown += f" and {more} more, which interactions in [task] of its file lists"
+    made = counted(len(named), "product", "products")
+    return _text(f"The model also learns from {made} of these columns, made here: {shown}.")
 
 
 def _costs(offer: Offer) -> list[str]:

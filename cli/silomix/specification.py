@@ -30,6 +30,11 @@ def describe_specification(task: Task) -> list[str]:
     if len(task.features) > _MOST_SHOWN:
         more = len(task.features) - _MOST_SHOWN
         lines += _filled("", f"and {more} more features, which the study file lists")
+    for first, second in task.pairs[:_MOST_SHOWN]:
+        name = f"{_short(first.name)} × {_short(second.name)}"
+        lines += _filled("interaction", f"{name}: {_products(first, second)}")
+    if (more := len(task.interactions) - _MOST_SHOWN) > 0:
+        lines += _filled("", f"and {more} more interactions, which the study file lists")
     return [*lines, *_filled("label", f"{_short(task.label)}: {_label(task)}")]
 
 
@@ -91,8 +96,9 @@ def feature_table(feature: Feature) -> dict[str, Any]:
 
 
 def people_table(task: Task) -> dict[str, Any]:
-    """The keys of [task] about persons, and about the label as their data has it."""
+    """The keys of [task] about persons, interactions, and the label as their data has it."""
     optional = {
+        "interactions": [[each.first, each.second] for each in task.interactions] or None,
         "person": task.person,
         "time": task.time,
         "label_combine": task.label_combine.value if task.label_combine else None,
@@ -123,6 +129,14 @@ def _feature(feature: Feature, task: Task) -> str:
         parts.append(f"of several rows {_SEVERAL[feature.rule]}")
     parts += _places(feature.codes, feature.concepts)
     return "; ".join(parts)
+
+
+def _products(first: Feature, second: Feature) -> str:
+    """What the model gets, in the terms of `Kind`."""
+    width = first.width * second.width
+    if width == 1:
+        return "the product of both, each scaled to −1 to 1; made from these columns, one weight"
+    return f"the {width} products of what both become; made from these columns, a weight for each"
 
 
 def _kind(feature: Feature) -> str:

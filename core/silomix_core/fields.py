@@ -95,6 +95,11 @@ class Table:
             raise InvalidField(f"{self._path(key)}: expected a list of whole numbers")
         return numbers
 
+    def pairs(self, key: str) -> tuple[tuple[str, str], ...]:
+        """A list of pairs of texts, empty if there is none."""
+        value: list[object] = self._take(key, list, "a list of pairs of names", [])
+        return tuple(_pair(each, f"{self._path(key)}[{index}]") for index, each in enumerate(value))
+
     def table(self, key: str) -> "Table":
         return Table(self._take(key, dict, "a table"), self._path(key))
 
@@ -166,6 +171,13 @@ def _short(value: str, path: str) -> str:
     if not _BLANKS.isdisjoint(value):
         raise InvalidField(f"{path}: invisible characters are not allowed")
     return value
+
+
+def _pair(value: object, path: str) -> tuple[str, str]:
+    match value:
+        case [str() as first, str() as second]:
+            return first, second
+    raise InvalidField(f"{path}: expected a pair of names, got {value!r:.100}")
 
 
 def _is_address(text: str) -> bool:

@@ -27,6 +27,7 @@ from silomix_core.algorithms.seam import (
 )
 from silomix_core.feature import Combine, Kind, category, flag
 from silomix_core.fields import InvalidField, Table
+from silomix_core.interaction import Interaction
 from silomix_core.losses import LossName
 from silomix_core.mechanism import MOST_STEPS, Mechanism, Minibatch, Participant, Phase
 from silomix_core.models import Model, model_of
@@ -406,6 +407,7 @@ def _task(table: Table) -> Task:
     missing = table.number("label_missing") if table.has("label_missing") else None
     unit = table.short_text("label_unit") if table.has("label_unit") else ""
     codes, concepts = table.short_texts("label_codes"), table.wholes("label_concepts")
+    interactions = table.pairs("interactions")
     table.finish()
     return table.build(
         lambda: Task(
@@ -426,6 +428,7 @@ def _task(table: Table) -> Task:
             label_unit=unit,
             label_codes=codes,
             label_concepts=concepts,
+            interactions=tuple(Interaction(*names) for names in interactions),
         )
     )
 

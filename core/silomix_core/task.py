@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from silomix_core.feature import MOST_COLUMNS as _MOST_COLUMNS
 from silomix_core.feature import Combine, Kind, check_bounds, check_places
 from silomix_core.feature import Feature as Feature
+from silomix_core.interaction import Interaction, Pair, pairs, product_names, products
 from silomix_core.losses import WIDEST_KNEE, Loss, LossName, loss
 
 FEATURE_BITS = 16
@@ -47,6 +48,8 @@ class Task:
     Rows that agree in the column `person` are one person and become one record, by each feature's
     rule and `label_combine`; the column `time` orders them.  Without it a row is a person.
     `label_missing` is the label of a person of whom no row has one.
+
+    `interactions` are products of two features, each with weights of its own.
     """
 
     loss: LossName
@@ -66,6 +69,7 @@ class Task:
     label_unit: str = ""
     label_codes: tuple[str, ...] = ()
     label_concepts: tuple[int, ...] = ()
+    interactions: tuple[Interaction, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_label()
@@ -162,7 +166,19 @@ class Task:
     @property
     def width(self) -> int:
         """Numbers of an encoded record: its coordinates and the bias."""
-        return sum(feature.width for feature in self.features) + 1
+        own = sum(feature.width for feature in self.features)
+        return own + sum(one.width * other.width for one, other in self.pairs) + 1
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The features of each interaction."""
+        return pairs(self.interactions, self.features) if self.interactions else []
+
+    @property
+    def _values(self) -> int:
+        """What shares the norm of a record: raw values, and products of two of them."""
+        own = sum(feature.count for feature in self.features)
+        return own + sum(one.count * other.count for one, other in self.pairs)
 
     @property
     def dimension(self) -> int:
@@ -180,7 +196,8 @@ class Task:
     @property
     def coordinates(self) -> tuple[str, ...]:
         """Names of the numbers of an encoded record, but for its bias."""
-        return tuple(name for feature in self.features for name in feature.coordinates)
+        own = [name for feature in self.features for name in feature.coordinates]
+        return (*own, *(name for pair in self.pairs for name in product_names(pair)))
 
     @property
     def label_combines(self) -> tuple[Combine, ...]:
@@ -271,13 +288,13 @@ class Task:
         """Integer feature vectors (n, width) of raw values (n, columns); NaN means missing.
 
         A category is one value and several coordinates, of which at most one is not 0: it weighs
-        in the norm as a number does.
+        in the norm as a number does, and so do the products of two values (after the features').
 
         Integers are kept as float64, in which their sums and products stay exact below 2⁵³.
         """
         scaled = self._scaled(values)
         if self.scaling is Scaling.UNIT_BALL:
-            scaled /= sqrt(values.shape[1])
+            scaled /= sqrt(self._values)
         else:
             # by a power of two first, which is exact: squares of tiny numbers are 0 or far off
             _, exponents = np.frexp(np.abs(scaled).max(axis=1))
@@ -290,7 +307,7 @@ class Task:
         return encoded
 
     def _scaled(self, values: Floats) -> Floats:
-        """Coordinates (n, width − 1): those of each raw value have a norm of at most 1 together."""
+        """Coordinates (n, width − 1): those of each value have a norm of at most 1 together."""
         counts = [feature.count for feature in self.features]
         low = np.repeat([feature.low for feature in self.features], counts)
         high = np.repeat([feature.high for feature in self.features], counts)
@@ -298,14 +315,18 @@ class Task:
         filled = np.where(np.isnan(values), missing, np.clip(values, low, high))
         # clamped again: for narrow bounds far from 0 the difference is all rounding error
         scaled: Floats = np.clip((2 * filled - (low + high)) / (high - low), -1.0, 1.0)
-        if all(feature.kind is not Kind.CATEGORY for feature in self.features):
+        if not self.interactions and all(
+            feature.kind is not Kind.CATEGORY for feature in self.features
+        ):
             return scaled
-        parts, start = [], 0
+        parts: dict[str, Floats] = {}
+        start = 0
         for feature in self.features:
             part = scaled[:, start : start + feature.count]
             if feature.kind is Kind.CATEGORY:
                 places = np.arange(len(feature.categories))
                 part = (filled[:, [start]] == places).astype(np.float64)
-            parts.append(part)
+            parts[feature.name] = part
             start += feature.count
-        return np.hstack(parts)
+        crossed = [products(parts[each.first], parts[each.second]) for each in self.interactions]
+        return np.hstack([*parts.values(), *crossed])

@@ -20,6 +20,7 @@ def test_the_specification_of_the_page_is_one_that_a_study_can_have() -> None:
         "flag",
         "category",
     ]
+    assert task.coordinates[-1] == "smoker × systolic_bp"
 
 
 def test_every_silo_of_the_page_can_be_configured_so(tmp_path: Path) -> None:

@@ -234,6 +234,22 @@ def test_a_study_with_categories_is_loaded_and_predicts(tmp_path: Path) -> None:
     assert not hasattr(loaded, "coef_")
 
 
+def test_a_study_with_interactions_is_loaded_and_predicts(tmp_path: Path) -> None:
+    tree = study_tree()
+    tree["task"]["features"] = [
+        {"name": "smoker", "kind": "flag"},
+        {"name": "age", "low": 0, "high": 100, "missing": 40},
+    ]
+    tree["task"]["interactions"] = [["smoker", "age"]]
+    (tmp_path / "study.toml").write_bytes(study_bytes(tree))
+    identity, weights = parse(tree).identity.hex(), np.array([1.0, 0.0, 4.0, 0.0])
+    np.savez(tmp_path / "model.npz", study=identity, weights=weights)
+    loaded = FederatedClassifier.from_study(tmp_path / "study.toml", tmp_path / "model.npz")
+    shown = loaded.decision_function([[1, 100], [0, 100], [1, 0], [np.nan, 0]]) * np.sqrt(3)
+    assert shown == pytest.approx([5.0, -5.0, -3.0, 0.0], abs=1e-3)
+    assert not hasattr(loaded, "coef_")
+
+
 # Numbers -----------------------------------------------------------------------------------------
 
 LABELS = (0.0, 60.0)

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from base64 import b64encode
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import tomli_w
 from silomix.changes import changes
 from silomix.consortium import Consortium
+from silomix.describe import describe_study
 from silomix.hospital import silo
 from silomix.letter import in_words, letter
 from silomix_client.approve import approve, review
@@ -17,8 +19,9 @@ from silomix_client.audit_log import FILE, AuditLog
 from silomix_client.config import load
 from silomix_client.errors import NotApproved
 from silomix_client.offer import look
+from silomix_core.interaction import Interaction
 from silomix_protocol.keys import SigningKey, fingerprint
-from support.consortia import make_consortium
+from support.consortia import SMALL_TASK, make_consortium
 from support.silos import NOW, approved_silo, copied, open_ledger, study_file
 from typer.testing import CliRunner
 
@@ -72,6 +75,33 @@ def test_the_letter_says_what_is_asked_what_it_costs_and_of_whom(consortium: Con
         assert part in shown
     assert len(written_letter(consortium).splitlines()) < 45
     assert max(map(len, written_letter(consortium).splitlines())) <= 92
+
+
+def test_the_letter_and_the_study_in_words_name_the_products_that_a_model_learns_from(
+    tmp_path: Path,
+) -> None:
+    interactions = (Interaction("age", "dose"),)
+    task = replace(SMALL_TASK, interactions=interactions)
+    made = make_consortium(tmp_path / "consortium", task=task)
+    assert made.study.task == task  # as the file says it
+    shown = unfolded(written_letter(made))
+    assert (
+        'from 2 columns of your data: "age", "dose". The model also learns from 1 product of'
+        in shown
+    )
+    assert '1 product of these columns, made here: "age" × "dose".' in shown
+    assert "interaction age × dose: the product of both" in unfolded(describe_study(made.study))
+    assert "on each of 4 coordinates" in describe_study(made.study)
+
+
+def test_a_crowd_of_products_is_counted(consortium: Consortium) -> None:
+    tree = tomllib.loads(study_file(consortium).decode())
+    names = [f"x{index}" for index in range(13)]
+    tree["task"]["features"] += [{"name": name, "low": 0, "high": 1} for name in names]
+    tree["task"]["interactions"] = [[one, two] for one in names for two in names if one < two]
+    shown = unfolded(written_letter(consortium, tomli_w.dumps(tree).encode()))
+    assert "from 78 products of these columns" in shown
+    assert "and 18 more, which interactions in [task] of its file lists." in shown
 
 
 def test_epsilon_in_words_is_the_bound_of_the_definition() -> None:

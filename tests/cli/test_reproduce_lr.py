@@ -70,6 +70,18 @@ def test_a_record_becomes_what_the_bounds_say(tmp_path: Path) -> None:
     assert encoded[1, :-1] == pytest.approx([-1, 1, 0, 1, 1, 1 / 3], abs=1e-4)
 
 
+def test_interactions_are_products_of_what_the_features_become(tmp_path: Path) -> None:
+    lines = [f"{age},male,50,10,yes,southeast,{age}.5" for age in range(40)]
+    text = "\n".join([",".join(HEADER), "65,female,18.5,0,no,northwest,65000", *lines])
+    (tmp_path / "insurance.csv").write_text(text)
+    people = insurance.load(tmp_path)
+    task = insurance.Coding.NARROWER_SMOKER_BMI.task
+    encoded = task.encode(people.listed(task)) * np.sqrt(7) / UNIT
+    assert encoded[0, :-1] == pytest.approx([1, -1, -1, -1, -1, 0, 1, 0, 0, 1], abs=1e-4)
+    assert encoded[1, :-1] == pytest.approx([-1, 1, 1, 1, 1, 0, 0, 1, 0, 1], abs=1e-4)
+    assert insurance.Coding.NARROWER_SMOKER_ALL.task.dimension == 18
+
+
 def test_autos_numbers_follow_from_the_noise(folder: Path) -> None:
     quiet, loud = (lr.choice(folder, lr.AUTO, epsilon) for epsilon in (50.0, 0.2))
     others = lr.choice(folder, lr.MB_SGD[0], 0.2)
@@ -135,6 +147,9 @@ def test_the_command_writes_errors_over_the_mean_square_and_the_claims(
     assert narrow["errors"] != auto["errors"]
     verdicts = {each["says"]: each["verdict"] for each in found["claims"]}
     assert verdicts["ours: auto: error is below its aims"] == "holds"
-    assert len(verdicts) == 15
+    assert len(verdicts) == 3 + 2 * len(insurance.Coding)
+    crossed = rows["auto, region as a category, smoker × bmi", "exact", 20.0]
+    assert auto["floor"] == found["floor"] != crossed["floor"]
+    assert "ε = 20 | no privacy |" in (tmp_path / "lr.md").read_text()
     assert "| auto, narrow bounds |" in (tmp_path / "lr.md").read_text()
     assert (tmp_path / "lr.png").read_bytes().startswith(b"\x89PNG")

@@ -2,11 +2,11 @@
 
 Nothing is fitted: bounds are what anybody would say of ages, body mass indices and charges, or who
 knows what kind of insurance it is.  The region is four columns, one of which is 1, one column, or a
-category.
+category.  A study may declare that what smoking does depends on other features.
 """
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from hashlib import sha256
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from silomix_core.feature import category
+from silomix_core.interaction import Interaction
 from silomix_core.losses import LossName
 from silomix_core.task import Feature, Scaling, Task
 from silomix_core.update import Records
@@ -37,50 +38,84 @@ _ONE_COLUMN = (Feature(_REGION, 0.0, len(_REGIONS) - 1.0, missing=0.0),)
 _CATEGORY = (category(_REGION, _REGIONS),)
 
 
+_SMOKER_BMI = (Interaction("smoker", "bmi"),)
+_SMOKER_ALL = tuple(
+    Interaction("smoker", name) for name in ("age", "male", "bmi", "children", _REGION)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Public ones; who lies beyond counts as the bound."""
+
+    age: tuple[float, float] = (0.0, 100.0)
+    bmi: tuple[float, float] = (10.0, 60.0)
+    children: tuple[float, float] = (0.0, 10.0)
+
+
+_WIDE = _Bounds()
+_NARROW = replace(_WIDE, age=(18.0, 65.0), children=(0.0, 5.0))
+_NARROWER = replace(_NARROW, bmi=(18.5, 40.0))
+
+
+class Coding(Enum):
+    """What a study may say in public of the same people.
+
+    Narrow: for those who know that everybody insured here is of working age.  Narrower: and that
+    beyond the WHO's outermost classes, underweight and obesity class III, more of it is the same.
+    """
+
+    WIDE = "wide bounds"
+    NARROW = "narrow bounds"
+    ONE_COLUMN = "region in one column"
+    NARROW_ONE_COLUMN = "narrow bounds, region in one column"
+    NARROWER_ONE_COLUMN = "narrower bounds, region in one column"
+    CATEGORY = "region as a category"
+    NARROW_CATEGORY = "narrow bounds, region as a category"
+    NARROWER_CATEGORY = "narrower bounds, region as a category"
+    SMOKER_BMI = "region as a category, smoker × bmi"
+    NARROWER_SMOKER_BMI = "narrower bounds, region as a category, smoker × bmi"
+    NARROWER_SMOKER_ALL = "narrower bounds, region as a category, smoker × all others"
+
+    @property
+    def task(self) -> Task:
+        return _TASKS[self]
+
+
 def _task(
-    age: tuple[float, float], children: tuple[float, float], region: tuple[Feature, ...]
+    bounds: _Bounds, region: tuple[Feature, ...], interactions: tuple[Interaction, ...] = ()
 ) -> Task:
     return Task(
         LossName.SQUARED,
         "charges",
         (
-            Feature("age", *age, missing=50.0),
+            Feature("age", *bounds.age, missing=50.0),
             Feature("male", 0.0, 1.0, missing=0.0),
-            Feature("bmi", 10.0, 60.0, missing=30.0),
-            Feature("children", *children, missing=0.0),
+            Feature("bmi", *bounds.bmi, missing=30.0),
+            Feature("children", *bounds.children, missing=0.0),
             Feature("smoker", 0.0, 1.0, missing=0.0),
             *region,
         ),
         Scaling.UNIT_BALL,
         bias=0.3,
         label_bounds=(0.0, 65000.0),
+        interactions=interactions,
     )
 
 
-class Coding(Enum):
-    """What a study may say in public of the same people; narrow: for those who know that everybody
-    insured here is of working age (others would be clamped)."""
-
-    WIDE = "wide bounds"
-    NARROW = "narrow bounds"
-    ONE_COLUMN = "region in one column"
-    NARROW_ONE_COLUMN = "narrow bounds, region in one column"
-    CATEGORY = "region as a category"
-    NARROW_CATEGORY = "narrow bounds, region as a category"
-
-    @property
-    def task(self) -> Task:
-        narrow = self in (Coding.NARROW, Coding.NARROW_ONE_COLUMN, Coding.NARROW_CATEGORY)
-        region = _FOUR_COLUMNS
-        if self in (Coding.ONE_COLUMN, Coding.NARROW_ONE_COLUMN):
-            region = _ONE_COLUMN
-        elif self in (Coding.CATEGORY, Coding.NARROW_CATEGORY):
-            region = _CATEGORY
-        return _task(
-            age=(18.0, 65.0) if narrow else (0.0, 100.0),
-            children=(0.0, 5.0) if narrow else (0.0, 10.0),
-            region=region,
-        )
+_TASKS = {
+    Coding.WIDE: _task(_WIDE, _FOUR_COLUMNS),
+    Coding.NARROW: _task(_NARROW, _FOUR_COLUMNS),
+    Coding.ONE_COLUMN: _task(_WIDE, _ONE_COLUMN),
+    Coding.NARROW_ONE_COLUMN: _task(_NARROW, _ONE_COLUMN),
+    Coding.NARROWER_ONE_COLUMN: _task(_NARROWER, _ONE_COLUMN),
+    Coding.CATEGORY: _task(_WIDE, _CATEGORY),
+    Coding.NARROW_CATEGORY: _task(_NARROW, _CATEGORY),
+    Coding.NARROWER_CATEGORY: _task(_NARROWER, _CATEGORY),
+    Coding.SMOKER_BMI: _task(_WIDE, _CATEGORY, _SMOKER_BMI),
+    Coding.NARROWER_SMOKER_BMI: _task(_NARROWER, _CATEGORY, _SMOKER_BMI),
+    Coding.NARROWER_SMOKER_ALL: _task(_NARROWER, _CATEGORY, _SMOKER_ALL),
+}
 
 
 @dataclass(frozen=True, slots=True)
