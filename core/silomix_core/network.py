@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.losses import LossName, loss
-from silomix_core.multiclass import SAFETY, SHORTEST, class_losses, class_residuals
+from silomix_core.multiclass import SAFETY, SHORTEST, class_losses, class_residuals, class_scores
 from silomix_core.noise import RandomBytes
 from silomix_core.task import UNIT
 from silomix_core.update import RESIDUAL_UNIT, Records, check_batch, exact_sum, tame
@@ -116,7 +116,7 @@ class NetworkSum:
         """δ₂ (n, O), δ₁ (n, H) and a (n, H)."""
         labels = self._records.labels[rows]
         active = np.tanh(self._records.features[rows] @ (lower.T / UNIT))
-        scores = active @ upper[:, :-1].T + upper[:, -1]
+        scores = class_scores(upper[:, :-1], active) + upper[:, -1]
         if self._network.outputs > 1:
             outer = class_residuals(scores, labels)
         else:
