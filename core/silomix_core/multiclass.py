@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from silomix_core.noise import RandomBytes
 from silomix_core.task import UNIT
-from silomix_core.update import RESIDUAL_UNIT, Records, check_batch, exact_sum, tame
+from silomix_core.update import (
+    RESIDUAL_UNIT,
+    Records,
+    Rows,
+    check_batch,
+    exact_sum,
+    open_rows,
+    tame,
+)
 
 Floats = NDArray[np.float64]
 
@@ -63,8 +71,10 @@ def _indicators(labels: Floats, classes: int) -> NDArray[np.bool_]:
 class ClassSum:
     """The function point → Σ_j clip(∇f(point; record j)) for the weights (C, d), row by row."""
 
-    def __init__(self, records: Records, classes: int, clip: float) -> None:
-        self._records, self._classes = records, classes
+    def __init__(
+        self, records: Records, classes: int, clip: float, *, open_batches: bool = False
+    ) -> None:
+        self._records, self._classes, self._open_batches = records, classes, open_batches
         self._caps = np.floor(floor(clip * UNIT * RESIDUAL_UNIT) / records.norms())
 
     def __len__(self) -> int:
@@ -83,11 +93,13 @@ class ClassSum:
         of their outer product with z is at most caps·‖z‖ ≤ clip in units.  None exceeds 2²⁰.
         """
         check_batch(batch, len(self._records))
-        features, labels = self._records.features, self._records.labels
+        chosen = open_rows(batch) if self._open_batches else None
+        width, labels = self._records.features.shape[1], self._records.labels
         weights = tame(point).reshape(self._classes, -1) / UNIT
 
-        def block(rows: slice) -> Floats:
-            residuals = class_residuals(class_scores(weights, features[rows]), labels[rows])
+        def block(rows: Rows) -> Floats:
+            features = self._records.features[rows]
+            residuals = class_residuals(class_scores(weights, features), labels[rows])
             lengths = np.sqrt(np.einsum("ij,ij->i", residuals, residuals))
             scales = SAFETY * self._caps[rows] / np.maximum(lengths, SHORTEST)
             np.minimum(scales, RESIDUAL_UNIT, out=scales)
@@ -95,9 +107,9 @@ class ClassSum:
                 scales *= batch[rows]
             residuals *= scales[:, None]
             np.trunc(residuals, out=residuals)
-            return (residuals.T @ features[rows]).ravel()
+            return (residuals.T @ features).ravel()
 
-        return exact_sum(block, len(features), features.shape[1] + 4 * self._classes)
+        return exact_sum(block, len(labels), width + 4 * self._classes, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,5 +124,5 @@ class Multiclass:
     def losses(self, scores: Floats, labels: Floats) -> Floats:
         return class_losses(scores, labels)
 
-    def gradients(self, records: Records, clip: float) -> ClassSum:
-        return ClassSum(records, self.classes, clip)
+    def gradients(self, records: Records, clip: float, *, open_batches: bool = False) -> ClassSum:
+        return ClassSum(records, self.classes, clip, open_batches=open_batches)
