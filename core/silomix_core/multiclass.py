@@ -98,7 +98,7 @@ class ClassSum:
         weights = tame(point).reshape(self._classes, -1) / UNIT
 
         def block(rows: Rows) -> Floats:
-            features = self._records.features[rows]
+            features = self._records.features_of(rows)
             residuals = class_residuals(class_scores(weights, features), labels[rows])
             lengths = np.sqrt(np.einsum("ij,ij->i", residuals, residuals))
             scales = SAFETY * self._caps[rows] / np.maximum(lengths, SHORTEST)

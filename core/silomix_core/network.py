@@ -110,7 +110,7 @@ class NetworkSum:
         lower, upper = self._network.layers(point)
 
         def block(rows: Rows) -> Floats:
-            features = self._records.features[rows]
+            features = self._records.features_of(rows)
             outer, inner, active = self._deltas(features, rows, lower, upper)
             factors = self._factors(rows, outer, inner, active)
             if batch is not None:

@@ -53,6 +53,10 @@ class Records:
     def __len__(self) -> int:
         return len(self.features)
 
+    def features_of(self, rows: Rows) -> Floats:
+        """A view of a slice; of other rows a copy, for which `take` is faster than an index."""
+        return self.features[rows] if isinstance(rows, slice) else self.features.take(rows, axis=0)
+
     def norms(self) -> Floats:
         """Of each record's features, as integers: at least the true norm, at most 1 above it."""
         squares = np.einsum("ij,ij->i", self.features, self.features)
@@ -169,7 +173,7 @@ class ClippedSum:
         def block(rows: Rows) -> Floats:
             """Both products are formed while the rows are in the cache: a silo's memory, nearly
             all of which are its features, is read once and not twice."""
-            features = self._records.features[rows]
+            features = self._records.features_of(rows)
             residuals = self._residuals(features @ weights, rows, shifts)
             residuals *= RESIDUAL_UNIT
             np.trunc(residuals, out=residuals)
