@@ -44,7 +44,11 @@ class Model(Protocol):
         """The loss (n,) of each, not smoothed; labels as `Task.encode_labels` gives them."""
         ...
 
-    def gradients(self, records: Records, clip: float) -> GradientSum: ...
+    def gradients(
+        self, records: Records, clip: float, *, open_batches: bool = False
+    ) -> GradientSum:
+        """With `open_batches` the time tells who is in a batch: for simulations."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,10 @@ class Linear:
     def losses(self, scores: Floats, labels: Floats) -> Floats:
         return self.loss.value(scores, labels)
 
-    def gradients(self, records: Records, clip: float) -> GradientSum:
-        return ClippedSum(records, self.loss, clip, self.smoothing)
+    def gradients(
+        self, records: Records, clip: float, *, open_batches: bool = False
+    ) -> GradientSum:
+        return ClippedSum(records, self.loss, clip, self.smoothing, open_batches=open_batches)
 
 
 def model_of(task: Task, smoothing: Smoothing | None = None) -> Model:

@@ -18,10 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.losses import LossName, loss
-from silomix_core.multiclass import SAFETY, SHORTEST, class_losses, class_residuals
+from silomix_core.multiclass import SAFETY, SHORTEST, class_losses, class_residuals, class_scores
 from silomix_core.noise import RandomBytes
 from silomix_core.task import UNIT
-from silomix_core.update import RESIDUAL_UNIT, Records, check_batch, exact_sum, tame
+from silomix_core.update import (
+    RESIDUAL_UNIT,
+    Records,
+    Rows,
+    check_batch,
+    exact_sum,
+    open_rows,
+    tame,
+)
 
 Floats = NDArray[np.float64]
 
@@ -52,8 +60,10 @@ class Network:
     def losses(self, scores: Floats, labels: Floats) -> Floats:
         return (class_losses if self.outputs > 1 else _LOGISTIC.value)(scores, labels)
 
-    def gradients(self, records: Records, clip: float) -> "NetworkSum":
-        return NetworkSum(records, self, clip)
+    def gradients(
+        self, records: Records, clip: float, *, open_batches: bool = False
+    ) -> "NetworkSum":
+        return NetworkSum(records, self, clip, open_batches=open_batches)
 
 
 @lru_cache(maxsize=4)
@@ -71,8 +81,10 @@ def _start(network: Network) -> Floats:
 class NetworkSum:
     """The function point → Σ_j clip(∇f(point; record j)): V, then U, row by row."""
 
-    def __init__(self, records: Records, network: Network, clip: float) -> None:
-        self._records, self._network = records, network
+    def __init__(
+        self, records: Records, network: Network, clip: float, *, open_batches: bool = False
+    ) -> None:
+        self._records, self._network, self._open_batches = records, network, open_batches
         self._norms = records.norms()
         self._clip_units = floor(clip * UNIT * RESIDUAL_UNIT)
 
@@ -94,11 +106,12 @@ class NetworkSum:
         2²⁰, so that sums are exact.
         """
         check_batch(batch, len(self._records))
-        features = self._records.features
+        chosen = open_rows(batch) if self._open_batches else None
         lower, upper = self._network.layers(point)
 
-        def block(rows: slice) -> Floats:
-            outer, inner, active = self._deltas(rows, lower, upper)
+        def block(rows: Rows) -> Floats:
+            features = self._records.features_of(rows)
+            outer, inner, active = self._deltas(features, rows, lower, upper)
             factors = self._factors(rows, outer, inner, active)
             if batch is not None:
                 factors *= batch[rows]
@@ -106,17 +119,19 @@ class NetworkSum:
             inner *= factors[:, None]
             ones = np.full((len(active), 1), float(UNIT))
             above = np.hstack([np.trunc(active * UNIT), ones])
-            first, second = np.trunc(inner).T @ features[rows], np.trunc(outer).T @ above
+            first, second = np.trunc(inner).T @ features, np.trunc(outer).T @ above
             return np.concatenate([first.ravel(), second.ravel()])
 
-        row_values = features.shape[1] + 6 * self._network.hidden + 4 * self._network.outputs
-        return exact_sum(block, len(features), row_values)
+        row_values = lower.shape[1] + 6 * self._network.hidden + 4 * self._network.outputs
+        return exact_sum(block, len(self._records), row_values, chosen)
 
-    def _deltas(self, rows: slice, lower: Floats, upper: Floats) -> tuple[Floats, Floats, Floats]:
+    def _deltas(
+        self, features: Floats, rows: Rows, lower: Floats, upper: Floats
+    ) -> tuple[Floats, Floats, Floats]:
         """δ₂ (n, O), δ₁ (n, H) and a (n, H)."""
         labels = self._records.labels[rows]
-        active = np.tanh(self._records.features[rows] @ (lower.T / UNIT))
-        scores = active @ upper[:, :-1].T + upper[:, -1]
+        active = np.tanh(features @ (lower.T / UNIT))
+        scores = class_scores(upper[:, :-1], active) + upper[:, -1]
         if self._network.outputs > 1:
             outer = class_residuals(scores, labels)
         else:
@@ -124,7 +139,7 @@ class NetworkSum:
         inner = (outer @ upper[:, :-1]) * (1.0 - active**2)
         return outer, inner, active
 
-    def _factors(self, rows: slice, outer: Floats, inner: Floats, active: Floats) -> Floats:
+    def _factors(self, rows: Rows, outer: Floats, inner: Floats, active: Floats) -> Floats:
         squares = _squares(inner) * self._norms[rows] ** 2
         squares += _squares(outer) * (_squares(active) + 1) * float(UNIT) ** 2
         factors = SAFETY * self._clip_units / np.maximum(np.sqrt(squares), SHORTEST)

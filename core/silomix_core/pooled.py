@@ -4,10 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silomix_core.losses import LossName, loss
-from silomix_core.multiclass import class_residuals
+from silomix_core.multiclass import class_residuals, class_scores
 
 _LOGISTIC = loss(LossName.LOGISTIC)
 _STEPS = 1000
+_ROWS = 2**11  # at a time: what is between features and slope stays in the cache
 _RIDGE = 1e-6  # keeps solutions finite: on separable data, for features that repeat others
 
 Floats = NDArray[np.float64]
@@ -27,11 +28,20 @@ def multinomial_regression(features: Floats, labels: Floats, classes: int) -> Fl
     step = 2 / float(np.einsum("ij,ij->i", features, features).max())
     model = ahead = np.zeros((classes, features.shape[1]))
     for number in range(_STEPS):
-        slope = class_residuals(features @ ahead.T, labels).T @ features / len(features)
-        reached = ahead - step * slope
+        reached = ahead - step * _multinomial_slope(ahead, features, labels)
         ahead = reached + number / (number + 3) * (reached - model)
         model = reached
     return model.ravel()
+
+
+def _multinomial_slope(model: Floats, features: Floats, labels: Floats) -> Floats:
+    """Of the mean loss, as the model (C, d) is."""
+    total = np.zeros_like(model)
+    for first in range(0, len(features), _ROWS):
+        mine = features[first : first + _ROWS]
+        scores = class_scores(model, mine)
+        total += class_residuals(scores, labels[first : first + _ROWS]).T @ mine
+    return total / len(features)
 
 
 def logistic_regression(features: Floats, labels: Floats) -> Floats:

@@ -55,8 +55,14 @@ class Reporter:
         local: LocalSteps | None = None,
         attendance: Attendance | None = None,
         measure: Measure | None = None,
+        *,
+        open_batches: bool = False,
     ) -> None:
-        """Without an attendance the silo takes part in every round, which check-ins forbid."""
+        """Without an attendance the silo takes part in every round, which check-ins forbid.
+
+        `open_batches` are for a simulation: the same integers, sooner, in a time that tells who is
+        in a batch.
+        """
         if local is None and any(phase.steps > 1 or phase.control for phase in mechanism.phases):
             raise ValueError("a silo that walks must know how")
         if attendance is None and any(phase.check_in for phase in mechanism.phases):
@@ -69,7 +75,7 @@ class Reporter:
         self._sums = [
             HeldOutSum(each, model, measure)
             if phase.kind is Kind.EVALUATION and measure is not None
-            else model.gradients(each, mechanism.clip)
+            else model.gradients(each, mechanism.clip, open_batches=open_batches)
             for phase, each in zip(
                 mechanism.phases, _by_phase(mechanism, records, phase_bytes), strict=True
             )

@@ -30,6 +30,7 @@ _FEWEST_ROWS = 64
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Rows = slice | NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def features_of(self, rows: Rows) -> Floats:
+        """A view of a slice; of other rows a copy, for which `take` is faster than an index."""
+        return self.features[rows] if isinstance(rows, slice) else self.features.take(rows, axis=0)
 
     def norms(self) -> Floats:
         """Of each record's features, as integers: at least the true norm, at most 1 above it."""
@@ -76,24 +81,39 @@ def check_batch(batch: NDArray[np.bool_] | None, records: int) -> None:
         raise ValueError("a batch is one truth value for each record")
 
 
-def exact_sum(block: Callable[[slice], Floats], records: int, row_values: int) -> Integers:
+def exact_sum(
+    block: Callable[[Rows], Floats],
+    records: int,
+    row_values: int,
+    chosen: NDArray[np.intp] | None = None,
+) -> Integers:
     """Σ block(rows) over blocks of rows, each of about `row_values` float64.
+
+    Of all records; with `chosen`, of these alone.
 
     A block is a sum over its rows of products of an integer ≤ 2¹⁶ and one ≤ 2²⁰: float64 adds up
     2¹⁶ rows of them exactly, in whatever order; int64 the rest.
     """
     step = max(_FEWEST_ROWS, _BLOCK_VALUES // row_values)
+    count = records if chosen is None else len(chosen)
 
     def blocks(start: int) -> Iterator[Floats]:
-        stop = min(start + _ROWS_PER_SUM, records)
-        for first in range(start, stop, step):
-            yield block(slice(first, min(first + step, stop)))
+        stop = min(start + _ROWS_PER_SUM, count)
+        for first in range(start, max(stop, 1), step):  # nobody chosen: a block of no rows, 0
+            rows = slice(first, min(first + step, stop))
+            yield block(rows if chosen is None else chosen[rows])
 
     sums = (
-        reduce(iadd, blocks(start)).astype(np.int64) for start in range(0, records, _ROWS_PER_SUM)
+        reduce(iadd, blocks(start)).astype(np.int64)
+        for start in range(0, max(count, 1), _ROWS_PER_SUM)
     )
     total: Integers = reduce(iadd, sums)
     return total
+
+
+def open_rows(batch: NDArray[np.bool_] | None) -> NDArray[np.intp] | None:
+    """The rows that an open batch has, for `exact_sum`."""
+    return None if batch is None else np.flatnonzero(batch)
 
 
 class ClippedSum:
@@ -101,12 +121,20 @@ class ClippedSum:
 
     `residual_caps[j]` is the largest integer residual at which record j's integer gradient
     residual·features has norm ≤ clip.  It depends on the record only and is computed once.
+
+    `open_batches`: see `at`.
     """
 
     def __init__(
-        self, records: Records, loss: Loss, clip: float, smoothing: Smoothing | None = None
+        self,
+        records: Records,
+        loss: Loss,
+        clip: float,
+        smoothing: Smoothing | None = None,
+        *,
+        open_batches: bool = False,
     ) -> None:
-        self._records = records
+        self._records, self._open_batches = records, open_batches
         self._loss = loss
         self._smoothing = smoothing
         clip_units = floor(clip * UNIT * RESIDUAL_UNIT)
@@ -131,30 +159,32 @@ class ClippedSum:
 
         `batch` (n,) says who takes part in this round, all records if it is not given.  Size and
         members of a random batch are secret, so the work is the same whatever the mask: residuals
-        of the others are multiplied by 0, no row is picked out or left out.  `random_bytes` are
-        the round's, for a smoothing that draws.
+        of the others are multiplied by 0, no row is picked out or left out.  With `open_batches`,
+        where nobody is there to measure the time, the others' rows are left out: the same sum.
+        `random_bytes` are the round's, for a smoothing that draws.
         """
         check_batch(batch, len(self._records))
         weights = tame(point) / UNIT
         shifts = None
         if self._smoothing is not None:
             shifts = self._smoothing.shifts(len(self._records), random_bytes)
-        features = self._records.features
+        chosen = open_rows(batch) if self._open_batches else None
 
-        def block(rows: slice) -> Floats:
+        def block(rows: Rows) -> Floats:
             """Both products are formed while the rows are in the cache: a silo's memory, nearly
             all of which are its features, is read once and not twice."""
-            residuals = self._residuals(features[rows] @ weights, rows, shifts)
+            features = self._records.features_of(rows)
+            residuals = self._residuals(features @ weights, rows, shifts)
             residuals *= RESIDUAL_UNIT
             np.trunc(residuals, out=residuals)
             np.clip(residuals, -self._caps[rows], self._caps[rows], out=residuals)
             if batch is not None:
                 residuals *= batch[rows]
-            return residuals @ features[rows]
+            return residuals @ features
 
-        return exact_sum(block, len(self._records), len(weights) + _VALUES_BESIDE)
+        return exact_sum(block, len(self._records), len(weights) + _VALUES_BESIDE, chosen)
 
-    def _residuals(self, scores: Floats, rows: slice, shifts: Floats | None) -> Floats:
+    def _residuals(self, scores: Floats, rows: Rows, shifts: Floats | None) -> Floats:
         labels = self._records.labels[rows]
         if self._smoothing is None or self._widths is None:
             return self._loss.residual(scores, labels)

@@ -21,6 +21,7 @@ from silomix_core.task import UNIT
 VECTORS = Path(__file__).parents[1] / "vectors"
 # twelve noised gradients whatever K is: one calibration for all
 TINY = scaf.Size("reduced", 4, 60, 2, ((1, 12), (2, 6), (3, 4)), printed=True)
+TINY_FULL = scaf.Size("full", 4, 60, 2, ((1, 20), (5, 4), (10, 2)), printed=True)
 
 
 def largest_share(labels: np.ndarray) -> float:
@@ -154,6 +155,30 @@ def test_a_run_writes_its_findings_and_goes_on_where_it_was(
     assert "dp-scaffold, printed noise" in (tmp_path / "scaf.md").read_text(encoding="utf-8")
 
 
+def test_the_full_part_has_its_tables_claims_notes_and_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaf, "FULL", TINY_FULL)
+    monkeypatch.setattr(scaf, "all_cells", lambda: [scaf.cell(1, 10, 542)])
+    monkeypatch.setitem(run.EXPERIMENTS, "scaf", scaf.EXPERIMENT)
+    console = Console(record=True, width=200)
+    run.run_experiment("scaf", Request(None, 2, ("rounds", "full"), tmp_path, 1), None, console)
+    text = (tmp_path / "scaf.md").read_text(encoding="utf-8")
+    for level in scaf.LEVELS:
+        assert f"full: accuracy in %, (α, β) = ({level:g}, {level:g})" in text
+    for printed in scaf.PRINTED_ACCURACIES.values():
+        assert f"[{printed:.1f}]" in text
+    assert "full: 4 users with 48 records to learn from, 2 asked in a round" in text
+    figures = json.loads((tmp_path / "scaf.json").read_text(encoding="utf-8"))
+    says = [claim["says"] for claim in figures["claims"]]
+    # rounds; for either noise: better at both levels, by more there, by more for K twice
+    assert len(says) == 1 + 2 * 5 + 2
+    assert sum("printed noise" in each for each in says) == 5 + 1
+    assert all(claim["measured"] for claim in figures["claims"])
+    assert {row["noise"] for row in figures["rows"]} == {noise.value for noise in scaf.Noise}
+    assert (tmp_path / "scaf.png").stat().st_size > 10_000
+
+
 def test_full_size_is_run_only_when_asked_for() -> None:
     assert scaf.FULL.name in scaf.EXPERIMENT.parts
     assert scaf.FULL.name not in scaf.UNLESS_TOLD
@@ -192,6 +217,22 @@ def test_verdicts_follow_from_the_best_radius_of_each() -> None:
     assert found == [HOLDS, HOLDS, HOLDS, HOLDS, HOLDS, HOLDS]
     found = verdicts(made_up(dict(zip(CELLS, (16, 8, 6, 4, 2, 1), strict=True))))
     assert found == [HOLDS, HOLDS, FAILS, FAILS, FAILS, HOLDS]
+
+
+@pytest.mark.parametrize(("better_by", "verdict"), [(1.0, HOLDS), (-1.0, FAILS)])
+def test_accuracies_are_held_against_the_printed_ones(better_by: float, verdict: Verdict) -> None:
+    found, rng = {}, np.random.default_rng(6)
+    for level in scaf.LEVELS:
+        for seed in range(1, 4):
+            found[scaf.Trial(TINY_FULL, level, seed).key] = 90.0
+            for method in TINY_FULL.methods:
+                printed = scaf.PRINTED_ACCURACIES[level, method.local_steps]
+                for radius in method.radii:
+                    key = scaf.Trial(TINY_FULL, level, seed, method, radius).key
+                    found[key] = printed + better_by + 0.1 * rng.random()
+    *_, claim = scaf.findings([], [TINY_FULL], scaf.Results(found, 3)).claims
+    assert claim.says == "dp-scaffold with the printed noise is more accurate than printed (full)"
+    assert claim.verdict is verdict
 
 
 def test_one_trial_decides_nothing() -> None:

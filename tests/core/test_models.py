@@ -166,6 +166,21 @@ def test_a_batch_is_summed_as_if_there_were_no_other_records(name: str) -> None:
         made.at(point, mask[:-1])
 
 
+@MODELS
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 1.0])
+def test_an_open_batch_gives_the_same_integers(name: str, share: float) -> None:
+    """Also where nobody is drawn, and where more are than one float64 sum may have."""
+    task = TASKS[name]
+    records, point = random_records(task, 70_000, 10), random_point(task, 10)
+    mask = np.random.default_rng(11).random(70_000) < share
+    secret, opened = (
+        model_of(task).gradients(records, 0.2, open_batches=each).at(point, mask)
+        for each in (False, True)
+    )
+    assert np.array_equal(secret, opened)
+    assert bool(np.any(opened)) == bool(mask.any())
+
+
 def test_two_classes_are_logistic_regression() -> None:
     """Scores ±s/2 of two classes: the second half of the gradient is half the logistic one."""
     task = replace(PLAIN, loss=LossName.MULTINOMIAL, classes=2)

@@ -186,6 +186,20 @@ def test_how_many_random_bytes_a_round_takes_depends_on_no_record(smoothing: Smo
     assert all(each == taken[0] for each in taken)
 
 
+@pytest.mark.parametrize("smoothing", SMOOTHINGS, ids=repr)
+def test_an_open_batch_has_the_same_smoothed_sum(smoothing: Smoothing) -> None:
+    """Every record keeps its own point, whoever else is in the batch."""
+    records, mask = like_records(64, 1.0), np.arange(64) % 3 == 0
+    row = records.features[0] / UNIT
+    secret, opened = (
+        ClippedSum(records, KINKED["hinge"], 10.0, smoothing, open_batches=each).at(
+            row / (row @ row), mask, seeded_bytes(5)
+        )
+        for each in (False, True)
+    )
+    assert np.array_equal(secret, opened)
+
+
 def test_convolution_without_random_bytes_is_refused() -> None:
     with pytest.raises(ValueError, match="random bytes"):
         ClippedSum(like_records(2, 1.0), KINKED["hinge"], 1.0, Convolution(1.0, 4)).at(np.ones(4))

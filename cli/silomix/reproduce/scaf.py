@@ -524,7 +524,8 @@ def _claims(results: Results, size: Size) -> list[Claim]:
         found += [
             _more_by_steps(results, size, noise, pair, where) for pair in pairwise(size.local_steps)
         ]
-    return [*found, _local_steps_pay(results, size)]
+    found.append(_local_steps_pay(results, size))
+    return [*found, _as_printed(results, size)] if size.printed else found
 
 
 def _gap(results: Results, size: Size, level: float, steps: int, noise: Noise) -> synthetic.Floats:
@@ -583,6 +584,18 @@ def _local_steps_pay(results: Results, size: Size) -> Claim:
         for steps in size.local_steps
     ]
     return below(f"{SCAFFOLD} has less test error than one step a round ({size.name})", bounds)
+
+
+def _as_printed(results: Results, size: Size) -> Claim:
+    bounds = []
+    for (level, steps), printed in PRINTED_ACCURACIES.items():
+        if steps in size.local_steps:
+            found = results.best(size, level, Method(SCAFFOLD, steps, Noise.PRINTED)).accuracies
+            label = f"({level:g}, {level:g}), K = {steps} [{printed:.1f}]"
+            bounds.append(_bound(label, printed - np.array(found)))
+    return below(
+        f"{SCAFFOLD} with the printed noise is more accurate than printed ({size.name})", bounds
+    )
 
 
 def _rows(results: Results, size: Size) -> list[dict[str, object]]:
