@@ -120,14 +120,27 @@ def _poisson(ratio: float, mu: float, order: int) -> float:
     y = step * np.arange(-points, points + 1)
     base = -0.5 * y * y - 0.5 * log(2 * pi) + log(step)
     moves = y * half - half * half / 2, -y * half - half * half / 2
+    stay, take = log1p(-ratio) if ratio < 1 else -inf, log(ratio)
     if half * order <= 4:  # e^{αl} is far from an overflow
-        upper, lower = (np.log1p(ratio * np.expm1(move)) for move in moves)
+        upper, lower = (_log_mixture(ratio, stay, take, move) for move in moves)
         losses = upper - lower
         above = np.exp(base + lower) @ (np.expm1(order * losses) - order * np.expm1(losses))
         return log1p(max(float(above), 0.0)) / (order - 1) * (1 + 1e-9) + 4e-16 * mu
-    stay, take = log1p(-ratio) if ratio < 1 else -inf, log(ratio)
     upper, lower = (np.logaddexp(stay, take + move) for move in moves)
     exponent = base + order * upper + (1 - order) * lower
     largest = float(exponent.max())
     total = float(np.exp(exponent - largest).sum())
     return max((log(total) + largest) / (order - 1), 0.0) * (1 + 1e-9) + 1e-14
+
+
+def _log_mixture(
+    ratio: float, stay: float, take: float, move: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """ln(1 − q + q·e^move), `stay` = ln(1 − q), `take` = ln q: exact near 0 and far below it.
+
+    1 + q·(e^move − 1) keeps small values, but far down it is the difference of two numbers that
+    are nearly 1 each, or 0 where q is 1.
+    """
+    near = np.log1p(ratio * np.expm1(np.maximum(move, -1.0)))
+    mixture: NDArray[np.float64] = np.where(move > -1, near, np.logaddexp(stay, take + move))
+    return mixture
