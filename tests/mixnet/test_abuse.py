@@ -437,6 +437,7 @@ def test_connections_that_never_prove_who_they_are_are_closed(scene: Scene) -> N
     async def main() -> None:
         await honest_round(scene.made, next(scene.numbers))
         await asyncio.sleep(max(0.0, scene.since + HANDSHAKE_S + 1 - time.monotonic()))
+        assert scene.mix.process.poll() is None, "the mix died of handshakes that nobody finished"
         await honest_round(scene.made, next(scene.numbers))
 
     run(main())
