@@ -282,7 +282,7 @@ class LeaseHolder:
             logs.warning("mix_unreachable", mix=self._mix.name, round=number)
             return  # nothing was computed, nothing charged
         try:
-            report = self._desk.answer(asked)
+            report = self._desk.answer(asked, asyncio.get_running_loop().call_soon)
         except TokenMissing:
             logs.warning("token_missing", round=number)
             return

@@ -22,7 +22,7 @@ whole transcript of a silo, against the server, all mixes and all other silos to
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil, floor, isfinite, sqrt
 
 from silomix_core.accounting.composition import (
@@ -164,7 +164,7 @@ class Participant:
             raise ValueError(f"a weight must be above 0 and at most 1e6, got {self.weight}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what follows from the fields is computed once
 class Mechanism:
     """Noisy clipped means, for all silos of a study.
 
@@ -258,7 +258,7 @@ class Mechanism:
         """Standard deviation of the noise on each coordinate of a noised gradient."""
         return self.grids[phase] * SIGMA_UNITS
 
-    @property
+    @cached_property
     def largest_signal(self) -> int:
         """Bound on a coordinate of the mean, in grid units, before noise."""
         fullest = 1 / self.minibatch.ratio if self.minibatch.scheme is Scheme.POISSON else 1.0
@@ -269,7 +269,7 @@ class Mechanism:
         said = ceil(_LARGEST_SAYING * self.heaviest / last) + 1
         return max(said, ceil(longest / min(training)) + 1) if training else said
 
-    @property
+    @cached_property
     def largest_value(self) -> int:
         """Bound on an integer of a report; anything beyond was not made by this mechanism."""
         summed = max((2 if each.control else 1) * each.steps for each in self.phases)
@@ -279,7 +279,7 @@ class Mechanism:
         """Bound on a coordinate of a noised gradient."""
         return self.grids[phase] * (self.largest_signal + LARGEST_NOISE)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bytes of one integer on the wire."""
         return 4 if self.largest_value < 2**31 else 8

@@ -117,9 +117,9 @@ def _poisson(ratio: float, mu: float, order: int) -> float:
     points = int(reach / step)
     if points > 500_000:
         return inf
-    y = step * np.arange(-points, points + 1)
+    y: NDArray[np.float64] = step * np.arange(-points, points + 1, dtype=np.float64)
     base = -0.5 * y * y - 0.5 * log(2 * pi) + log(step)
-    moves = y * half - half * half / 2, -y * half - half * half / 2
+    moves: list[NDArray[np.float64]] = [y * half - half * half / 2, -y * half - half * half / 2]
     stay, take = log1p(-ratio) if ratio < 1 else -inf, log(ratio)
     if half * order <= 4:  # e^{αl} is far from an overflow
         upper, lower = (_log_mixture(ratio, stay, take, move) for move in moves)
