@@ -10,6 +10,7 @@ or when the channel stays broken.
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -281,14 +282,19 @@ class LeaseHolder:
         if not await self._mix.is_there():
             logs.warning("mix_unreachable", mix=self._mix.name, round=number)
             return  # nothing was computed, nothing charged
+        told: list[Callable[[], None]] = []
         try:
-            report = self._desk.answer(asked, asyncio.get_running_loop().call_soon)
+            report = self._desk.answer(asked, told.append)
         except TokenMissing:
             logs.warning("token_missing", round=number)
             return
         progress.answered += 1
         self._inclusion.answered(report)
-        await self._send(report)
+        try:
+            await self._send(report)
+        finally:
+            for tell in told:
+                tell()
 
     async def _send(self, report: StoredReport) -> None:
         try:

@@ -15,7 +15,7 @@ has everything that the next step needs.
 import os
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,27 +84,36 @@ class Opening:
         self._check_in = mechanism.phases[mechanism.phase_of(descriptor.round)].check_in
 
     def give_up(self) -> None:
-        """`unwrap`, in whatever thread it is, ends after the report at hand."""
+        """Unwrapping, in whatever thread it is, ends after the report at hand."""
         self._given_up = True
 
     def unwrap(self, reports: Spool) -> None:
         """Read every token; forget the reports that are dropped."""
+        for _ in self.unwrapping(reports):
+            pass
+
+    def unwrapping(self, reports: Spool) -> Iterator[None]:
+        """The same, a report at a time."""
         for place, gated in enumerate(reports):
             if self._given_up:
                 return
-            try:
-                token, closed = self._at_server(gated)
-            except UnopenableLayer:
-                self.result.unopenable += 1
-                continue
-            if token is not None and not self._is_ours(token):
-                self.result.injected += 1
-                continue
-            self._room -= len(closed)
-            nonce = token.nonce if token is not None else b""
-            self._wrapped.append(_Wrapped(place, nonce, closed if self._room >= 0 else None))
+            self._unwrap(place, gated)
+            yield
         if self._tokens is not None:
             self._drop_repeated()
+
+    def _unwrap(self, place: int, gated: bytes) -> None:
+        try:
+            token, closed = self._at_server(gated)
+        except UnopenableLayer:
+            self.result.unopenable += 1
+            return
+        if token is not None and not self._is_ours(token):
+            self.result.injected += 1
+            return
+        self._room -= len(closed)
+        nonce = token.nonce if token is not None else b""
+        self._wrapped.append(_Wrapped(place, nonce, closed if self._room >= 0 else None))
 
     def _at_server(self, gated: bytes) -> tuple[Token | None, bytes]:
         content = open_at_server(gated, self._server_key, self._descriptor.digest)

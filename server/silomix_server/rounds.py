@@ -25,9 +25,11 @@ from silomix_server.gate import Gate
 from silomix_server.journal import ClosedRound, Journal
 from silomix_server.membership import Membership, not_asked
 from silomix_server.opening import Opened, Opening
+from silomix_server.spool import Spool
 from silomix_server.token_desk import TokenDesk
 
 _FEW_CONFIRM_S = 0.25  # then the silos that were not asked to confirm are asked too
+_LARGE = 2**16  # bytes of a report from which opening it gets a thread of its own
 _ATTEMPTS = 3  # of one round, unless the coordinator is started again
 
 
@@ -178,12 +180,12 @@ class Rounds:
         """Take off our own layer while the gate is still closed, then open the rest and sum."""
         opening = Opening(attempt.descriptor, attempt.server_key, self._mechanism, self._tokens)
         gate = await self._commit(attempt, batch)
-        unwrapping = asyncio.create_task(asyncio.to_thread(opening.unwrap, batch.reports))
+        unwrapping = asyncio.create_task(_unwrap(opening, batch.reports))
         try:
             released = await self._released(attempt, gate)
         except BaseException:
             opening.give_up()
-            await asyncio.wait([unwrapping])  # its thread reads a file that is about to be closed
+            await asyncio.wait([unwrapping])  # it reads a file that is about to be closed
             raise
         await unwrapping
         opened = opening.result
@@ -234,6 +236,19 @@ class Rounds:
             injected=opened.injected,
             repeated=opened.repeated,
         )
+
+
+async def _unwrap(opening: Opening, reports: Spool) -> None:
+    """Small reports in turns with the silos that confirm, large ones beside them.
+
+    Opening a small one holds Python's global lock: from a thread of its own it would keep the
+    confirmations waiting for as long as there are reports.
+    """
+    if reports.report_bytes > _LARGE:
+        await asyncio.to_thread(opening.unwrap, reports)
+        return
+    for _ in opening.unwrapping(reports):
+        await asyncio.sleep(0)
 
 
 def _void(course: _Course, dropped: int = 0) -> Outcome:

@@ -16,15 +16,15 @@ class Spool:
         self._file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(  # noqa: SIM115
             IN_MEMORY, dir=str(folder)
         )
-        self._report_bytes = report_bytes
+        self.report_bytes = report_bytes
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def append(self, report: bytes) -> None:
-        if len(report) != self._report_bytes:
-            raise ValueError(f"a report of this batch has {self._report_bytes} bytes")
+        if len(report) != self.report_bytes:
+            raise ValueError(f"a report of this batch has {self.report_bytes} bytes")
         self._file.seek(0, 2)
         self._file.write(report)
         self._count += 1
@@ -32,8 +32,8 @@ class Spool:
     def __getitem__(self, place: int) -> bytes:
         if not 0 <= place < self._count:
             raise IndexError(place)
-        self._file.seek(place * self._report_bytes)
-        return self._file.read(self._report_bytes)
+        self._file.seek(place * self.report_bytes)
+        return self._file.read(self.report_bytes)
 
     def __iter__(self) -> Iterator[bytes]:
         return (self[place] for place in range(self._count))

@@ -85,7 +85,8 @@ class Delivery:
 
     def _frames(self, current: Round) -> Iterator[mix_pb2.BatchFrame]:
         digest = current.batch.descriptor.digest
-        return frames(digest, current.chain, current.spool.read(current.sequence))
+        yield from frames(digest, current.chain, current.spool.read(current.sequence))
+        current.left.set()
 
     async def _settled(self, current: Round) -> None:
         """The next mix has it, or will never take it: nothing is left to do with the bodies."""

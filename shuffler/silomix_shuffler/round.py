@@ -38,6 +38,7 @@ class Round:
     collectors: int = 0
     extended: bool = False  # its batch was coming when time was up
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # sealed or aborted, on disk
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # the batch, to whoever is next
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     keeping: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
     since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
