@@ -4,11 +4,11 @@ import asyncio
 import signal
 from datetime import datetime
 
-import grpc
 import tomli_w
 import uvloop
 from silomix_proto import authority_pb2_grpc
 from silomix_protocol import logs
+from silomix_protocol.certificate_files import CertifiedKey
 from silomix_protocol.certificates import Authority
 from silomix_protocol.durable import write_durably
 from silomix_protocol.keys import write_secret
@@ -43,7 +43,7 @@ def run(config: AuthorityConfig) -> None:
 async def _serve(config: AuthorityConfig) -> None:
     register = Register(config.state)
     service = AuthorityService(Desk(config, register), clock)
-    server = authority_server(config.listen, _OwnCertificate(config).configuration)
+    server = authority_server(config.listen, _OwnCertificate(config).shown)
     authority_pb2_grpc.add_AuthorityServicer_to_server(service, server)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,14 +63,12 @@ class _OwnCertificate:
         self._config, self._authority = config, config.authority()
         self._made: datetime | None = None
 
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
+    def shown(self) -> CertifiedKey:
         now, life = clock(), self._config.certificate_life
         if self._made is None or not self._made <= now < self._made + life / 2:
             self._made = now
             hosts = (self._config.address.rpartition(":")[0].strip("[]"),)
             days = life.total_seconds() / 86_400
             issued = self._authority.issue(AUTHORITY, hosts, now, serves=True, days=days)
-            self._configuration = grpc.ssl_server_certificate_configuration(
-                [(issued.key, issued.certificate)]
-            )
-        return self._configuration
+            self._shown = CertifiedKey(issued.certificate, issued.key)
+        return self._shown

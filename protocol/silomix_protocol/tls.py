@@ -128,9 +128,7 @@ class Identity:
         With `many_senders` of large messages at once, each gets little memory.  At `inspected`,
         if given, it asks for no certificate: callers there introduce themselves (introduction.py).
         """
-        credentials = grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._configuration, require_client_authentication=True
-        )
+        credentials = _showing(self._now, self.authority, asks=True)
         server = grpc.aio.server(
             interceptors=[Guard(self.revocations)] if self.revocations is not None else [],
             options=[*_SERVER_OPTIONS, *(_SMALL_WINDOWS if many_senders else [])],
@@ -138,18 +136,8 @@ class Identity:
         )
         listening(server, address, credentials)
         if inspected is not None:  # gRPC asks for a certificate always or never: two addresses
-            open_to_all = grpc.dynamic_ssl_server_credentials(
-                self._configuration(), self._configuration, require_client_authentication=False
-            )
-            listening(server, inspected, open_to_all)
+            listening(server, inspected, _showing(self._now, self.authority, asks=False))
         return server
-
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        """What gRPC asks for before every handshake."""
-        own = self._now()
-        return grpc.ssl_server_certificate_configuration(
-            [(own.key, own.certificate)], self.authority
-        )
 
     def _now(self) -> CertifiedKey:
         """The certificate in the folder; the one that was loaded if there is none to be had."""
@@ -157,6 +145,35 @@ class Identity:
             with suppress(UnusableKey):
                 return self._files.load()
         return CertifiedKey(self.certificate, self._key)
+
+
+def _showing(
+    shown: Callable[[], CertifiedKey], authority: bytes | None, *, asks: bool
+) -> grpc.ServerCredentials:
+    """Credentials with the certificate that is `shown` when a handshake begins.
+
+    gRPC inquires before every handshake and is told of another certificate only, never of the same
+    one again: each that it is told of gets a TLS context of its own, and one that goes together
+    with a handshake that ran out of time can take the process with it (docs/decisions/0010).
+    """
+    last = shown()
+
+    def configuration(own: CertifiedKey) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(own.key, own.certificate)], authority)
+
+    def another() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal last
+        own = shown()
+        if own == last:
+            return None
+        last = own
+        return configuration(own)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(last),
+        another,  # type: ignore[arg-type]  # None: unchanged, as its documentation says
+        require_client_authentication=asks,
+    )
 
 
 def listening(
@@ -169,13 +186,9 @@ def listening(
     return server
 
 
-def authority_server(
-    address: str, configuration: Callable[[], grpc.ServerCertificateConfiguration]
-) -> grpc.aio.Server:
+def authority_server(address: str, shown: Callable[[], CertifiedKey]) -> grpc.aio.Server:
     """The authority's server: callers have no certificate yet, or show themselves by signatures."""
-    credentials = grpc.dynamic_ssl_server_credentials(
-        configuration(), configuration, require_client_authentication=False
-    )
+    credentials = _showing(shown, None, asks=False)
     server = grpc.aio.server(options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression)
     return listening(server, address, credentials)
 
