@@ -1,7 +1,7 @@
 """What a report costs at a mix: one real `silomix mix run`, real TLS, real disk, and two floors.
 
     python benchmarks/mix.py                        # d = 50, 10⁴, 10⁶; batches of 25, 100, 1000
-    python benchmarks/mix.py --quick                # the small ones, under a minute
+    python benchmarks/mix.py --quick                # the small ones, two minutes
     python benchmarks/mix.py --quick --json out.json
 
 Hops of a chain of three, gate and tokens on, every silo in every batch:
@@ -22,8 +22,9 @@ Floors, measured in the same run, in turns with the mix:
   gRPC    a server that receives and sends the same messages over the same connections and does
           nothing else (benchmarks/echo.py), CPU time of that process.
 
-Ratio: CPU over the sum of the floors.  Wall: from the first byte sent to the last byte of the
-batch handed on; the senders share the machine's cores with the mix.
+Ratio: CPU over the sum of the floors, round by round (a machine's speed changes within seconds, and
+the three of a round follow one another), the median of them.  Wall: from the first byte sent to the
+last byte of the batch handed on; the senders share the machine's cores with the mix.
 """
 
 import argparse
@@ -64,7 +65,7 @@ from silomix_server.children import end, spawn
 DIMENSIONS, BATCHES = (50, 10_000, 1_000_000), (25, 100, 1000)
 QUICK = {(50, 25), (50, 100), (10_000, 25), (10_000, 100), (1_000_000, 25)}
 MOST_DISK_BYTES = 2 * 10**9
-REPORTS_WANTED, QUICK_REPORTS = 600, 250  # of each size, in as many rounds as that takes
+REPORTS_WANTED, QUICK_REPORTS = 1500, 1000  # of each size, in as many rounds as that takes
 SETTLED_S = 0.05  # what a mix does after its batch was taken
 
 MOST_RATIO = 1.6
@@ -99,6 +100,11 @@ class Samples:
     wall_s: list[float] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
 
+    def ratios(self) -> list[float]:
+        """CPU over the floors of the same round."""
+        rounds = zip(self.cpu_s, self.echo_s, self.crypto_s, strict=True)
+        return [cpu / (echo + crypto) for cpu, echo, crypto in rounds]
+
 
 def main() -> None:
     options = _options()
@@ -115,7 +121,7 @@ def main() -> None:
                 print(f"{hop:<5} {dimension:>7} {batch:>6}  skipped: {gigabytes:.0f} GB on disk")
                 continue
             wanted = QUICK_REPORTS if options.quick else REPORTS_WANTED
-            rounds = max(3, min(20, wanted // batch)) if dimension < 10**6 else 3
+            rounds = max(3, min(30, wanted // batch)) if dimension < 10**6 else 5
             lines.append(measure(Hop[hop.upper()], dimension, batch, rounds))
             _print(lines[-1])
     _print_aims(lines)
@@ -146,7 +152,7 @@ def measure(hop: Hop, dimension: int, batch: int, rounds: int) -> Line:
         floor_ms_per_report=round(floor, 4),
         floor_crypto_ms=round(per_report["crypto_s"], 4),
         floor_grpc_ms=round(per_report["echo_s"], 4),
-        ratio=round(per_report["cpu_s"] / floor, 3),
+        ratio=round(statistics.median(samples.ratios()), 3),
         reports_per_s=round(1000 / per_report["wall_s"], 1),
         wall_s=round(statistics.median(samples.wall_s), 3),
         peak_rss_mb=round(max(samples.rss_mb), 1),

@@ -57,18 +57,21 @@ class Intake:
         fresh = current.batch.add(slot, output)
         self.count(int(fresh), int(not fresh))
 
-    async def open_all(self, current: Round, incoming: IncomingBatch) -> list[Kept]:
-        """Every report of the previous mix's batch, one at a time; durable when it is sealed."""
+    async def open_all(self, current: Round, incoming: IncomingBatch) -> list[bytes | None]:
+        """Every report of the previous mix's batch, one at a time; durable when it is sealed.
+
+        What is inside each (SHA-256), by slots; None for what is no layer of ours.
+        """
         spool = Spool(current.spool.path.with_suffix(".part"), current.length_out)
-        entries: list[Kept] = []
+        outputs: list[bytes | None] = []
         try:
             async for report, digest in incoming.reports():
-                work = current, report, digest, len(entries), spool
+                work = current, report, digest, len(outputs), spool
                 if len(report) < _LARGE:
                     output = _open_report(*work)
                 else:
                     output = await self._opening(_open_report, *work)
-                entries.append(Kept(len(entries), None, None, output))
+                outputs.append(output)
         except OSError as error:
             spool.delete()
             raise NoRoom("this mix cannot store the batch") from error
@@ -77,7 +80,7 @@ class Intake:
             raise
         current.spool.close()
         current.spool = spool
-        return entries
+        return outputs
 
     def _opening(
         self, step: Callable[[*Args], bytes | None], *args: *Args

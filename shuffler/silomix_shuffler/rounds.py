@@ -251,13 +251,13 @@ class Rounds:
         if incoming.aborted:
             closing = self.sealing.pass_abort_on(current, incoming)
         else:
-            entries = await self._intake.open_all(current, incoming)
+            outputs = await self._intake.open_all(current, incoming)
             if current.batch.state is not State.OPEN:
                 current.spool.delete()
                 raise WrongRound("this round was aborted here")
-            good = sum(current.batch.add(kept.slot, kept.output) for kept in entries)
-            self._intake.count(good, len(entries) - good)
-            closing = self.sealing.seal(current, incoming.chain, entries)
+            good = sum(current.batch.add(slot, output) for slot, output in enumerate(outputs))
+            self._intake.count(good, len(outputs) - good)
+            closing = self.sealing.seal(current, incoming.chain)
         await asyncio.shield(self._tasks.start(closing))  # even if the previous mix hangs up
 
     def _check_same(self, current: Round, incoming: IncomingBatch) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 import sqlite3
-from collections.abc import Sequence
 from hashlib import sha256
 
 from silomix_proto import round_pb2
@@ -18,7 +17,6 @@ from silomix_shuffler.disk import Disk
 from silomix_shuffler.errors import NoRoom
 from silomix_shuffler.metrics import Metrics
 from silomix_shuffler.round import Chain, Round
-from silomix_shuffler.store import Kept
 from silomix_shuffler.tasks import Tasks
 
 
@@ -33,19 +31,19 @@ class Sealing:
         self._tasks = tasks
         self.shuffle = secrets.SystemRandom().shuffle
 
-    async def seal(self, current: Round, chain: Chain = (), entries: Sequence[Kept] = ()) -> None:
+    async def seal(self, current: Round, chain: Chain = ()) -> None:
         """Seal what is there, after what the mixes before stated; below the minimum, abort."""
         if current.batch.state is not State.OPEN:
             return  # somebody else saw that it was complete
         outcome = current.batch.seal(self.shuffle)
         if not outcome.aborted and self._somebody_waits(current):
             current.batch.forward()
-        await self._close(current, chain, outcome, entries)
+        await self._close(current, chain, outcome)
 
     async def pass_abort_on(self, current: Round, incoming: IncomingBatch) -> None:
         """The previous mix has no batch: neither have we."""
         current.batch.abort()
-        await self._close(current, incoming.chain, Outcome(0, (), (), incoming.aborted), ())
+        await self._close(current, incoming.chain, Outcome(0, (), (), incoming.aborted))
 
     def hand_on(self, current: Round) -> None:
         if not current.last and not current.delivered and current.chain:
@@ -54,9 +52,7 @@ class Sealing:
     def _somebody_waits(self, current: Round) -> bool:
         return current.collectors > 0 if current.last else self._delivery.ready(current)
 
-    async def _close(
-        self, current: Round, chain: Chain, outcome: Outcome, entries: Sequence[Kept]
-    ) -> None:
+    async def _close(self, current: Round, chain: Chain, outcome: Outcome) -> None:
         """Write down what became of the batch, then hand it on."""
         current.disarm()
         descriptor = current.batch.descriptor
@@ -65,9 +61,7 @@ class Sealing:
         if current.last and not outcome.aborted:  # what it hands over is what it stands by
             current.batch.committed = sha256(statement.output).digest()
         try:
-            await self._disk.do(
-                self._write_down, current, current.batch.state, stated, outcome, entries
-            )
+            await self._disk.do(self._write_down, current, current.batch.state, stated, outcome)
         except (OSError, sqlite3.Error) as error:
             current.batch.state = State.ABORTED  # nothing left; on disk it is still open
             current.reason = "this mix could not write the batch down"
@@ -97,11 +91,10 @@ class Sealing:
         state: State,
         stated: Chain,
         outcome: Outcome,
-        entries: Sequence[Kept],
     ) -> None:
         """On the writing thread, in one go: bodies that came as a batch, then what names them."""
         descriptor, store = current.batch.descriptor, self._disk.store
-        if entries and not outcome.aborted:
+        if current.hop and not outcome.aborted:
             current.spool.rename(store.body(descriptor.digest))
         store.seal(
             descriptor,
@@ -110,7 +103,6 @@ class Sealing:
             state,
             outcome.aborted,
             current.batch.committed,
-            [(descriptor.digest, kept) for kept in entries],
         )
 
 

@@ -217,9 +217,8 @@ class Store:
         state: State,
         reason: str = "",
         committed: bytes = b"",
-        entries: Iterable[tuple[RoundDigest, Kept]] = (),
     ) -> None:
-        """Close a batch: its order and what this mix states about it, with the last reports.
+        """Close a batch: its order and what this mix states about it.
 
         Everything is opened: the key that did it goes.
         """
@@ -227,7 +226,6 @@ class Store:
         packed = b"".join(slot.to_bytes(4, "little") for slot in sequence)
         stated = mix_pb2.BatchHeader(digest=digest, chain=chain).SerializeToString()
         with transaction(self._database):
-            self._database.executemany("INSERT INTO reports VALUES (?, ?, ?, ?, ?)", _rows(entries))
             self._database.execute(
                 "UPDATE rounds SET sequence = ?, chain = ?, state = ?, reason = ?, committed = ? "
                 "WHERE digest = ?",

@@ -72,7 +72,8 @@ def sealed(store: Store, descriptor: Descriptor, state: State = State.SEALED) ->
     opened(store, descriptor)
     store.add([(descriptor.digest, kept(0))])
     chain = [round_pb2.HopStatement(hop=0, received=2, forwarded=2, output=b"list")]
-    store.seal(descriptor, (1, 0), chain, state, entries=[(descriptor.digest, kept(1))])
+    store.add([(descriptor.digest, kept(1))])
+    store.seal(descriptor, (1, 0), chain, state)
 
 
 # One descriptor per attempt -----------------------------------------------------------------------
@@ -206,8 +207,8 @@ def test_a_round_is_found_as_it_was_left_in_every_state(store: Store, folder: Pa
 
     def seal() -> None:
         chain = [round_pb2.HopStatement(hop=0, received=2, forwarded=2, output=b"list")]
-        entries = [(descriptor.digest, kept(1))]
-        store.seal(descriptor, (1, 0), chain, State.SEALED, entries=entries)
+        store.add([(descriptor.digest, kept(1))])
+        store.seal(descriptor, (1, 0), chain, State.SEALED)
 
     for step, state in steps:
         step()
@@ -278,14 +279,6 @@ def test_a_step_that_fails_changes_nothing(store: Store, folder: Path) -> None:
     store.add([(digest, kept(0))])
     with pytest.raises(sqlite3.IntegrityError):
         store.add([(digest, kept(1)), (digest, kept(0))])
-    with pytest.raises(sqlite3.IntegrityError):
-        store.seal(
-            plain_descriptor(),
-            (0,),
-            [],
-            State.SEALED,
-            entries=[(digest, kept(2)), (digest, kept(0))],
-        )
     with reopened(folder) as other:
         found = saved(other)
     assert (found.state, found.reports) == (State.OPEN, (kept(0),))
