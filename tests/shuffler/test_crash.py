@@ -279,7 +279,7 @@ class MortalDisk(Disk):
         return await asyncio.Event().wait()
 
     def bury(self) -> None:
-        self._thread.shutdown()
+        self._end_thread()
         self.store._database.close()
 
 
