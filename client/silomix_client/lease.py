@@ -10,7 +10,6 @@ or when the channel stays broken.
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -282,19 +281,14 @@ class LeaseHolder:
         if not await self._mix.is_there():
             logs.warning("mix_unreachable", mix=self._mix.name, round=number)
             return  # nothing was computed, nothing charged
-        told: list[Callable[[], None]] = []
         try:
-            report = self._desk.answer(asked, told.append)
+            report = self._desk.answer(asked)
         except TokenMissing:
             logs.warning("token_missing", round=number)
             return
         progress.answered += 1
         self._inclusion.answered(report)
-        try:
-            await self._send(report)
-        finally:
-            for tell in told:
-                tell()
+        await self._send(report)
 
     async def _send(self, report: StoredReport) -> None:
         try:

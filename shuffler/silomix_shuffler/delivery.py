@@ -3,7 +3,7 @@
 import asyncio
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import grpc.aio
@@ -85,8 +85,8 @@ class Delivery:
 
     def _frames(self, current: Round) -> Iterator[mix_pb2.BatchFrame]:
         digest = current.batch.descriptor.digest
-        yield from frames(digest, current.chain, current.spool.read(current.sequence))
-        current.left.set()
+        reports = current.spool.read(current.sequence)
+        return _then(current.left.set, frames(digest, current.chain, reports))
 
     async def _settled(self, current: Round) -> None:
         """The next mix has it, or will never take it: nothing is left to do with the bodies."""
@@ -107,3 +107,11 @@ class Delivery:
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+
+
+def _then(
+    step: Callable[[], None], messages: Iterator[mix_pb2.BatchFrame]
+) -> Iterator[mix_pb2.BatchFrame]:
+    """The messages; the step when the last of them was taken."""
+    yield from messages
+    step()

@@ -62,7 +62,9 @@ class Intake:
 
         What is inside each (SHA-256), by slots; None for what is no layer of ours.
         """
-        spool = Spool(current.spool.path.with_suffix(".part"), current.length_out)
+        part = current.spool.path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        spool = Spool(part, current.length_out)
         outputs: list[bytes | None] = []
         try:
             async for report, digest in incoming.reports():

@@ -71,6 +71,7 @@ class Rounds:
         self._disk, self._store = disk, disk.store
         self._grace_s = grace_s
         self._rounds: dict[RoundDigest, Round] = {}
+        self._unpurged: dict[RoundDigest, Round] = {}  # forgotten here, still on disk
         self._at_hand: dict[tuple[StudyId, int], dict[int, _Keys]] = {}  # of the last stretches
         self._opening: dict[RoundDigest, asyncio.Task[Round]] = {}
         self._attendance = Attendance()
@@ -139,11 +140,8 @@ class Rounds:
         self._check_room(current)
         at_hand = self._at_hand.get((study.identity, descriptor.attempt), {})
         keys, over = at_hand.pop(descriptor.round, None), self._forget_old(study)
-        try:
-            bound = await self._disk.do(self._bind, current, keys, over)
-        except BaseException:
-            await self._purge(over)
-            raise
+        bound = await self._disk.do(self._bind, current, keys, over)
+        self._purged(over)
         current.seal_key, current.release_key = bound
         self._rounds[descriptor.digest] = current
         current.arm(chain_wait_s(descriptor.deadline_s, current.hop), self._at_deadline)
@@ -167,8 +165,8 @@ class Rounds:
         if seal_key is None or own != descriptor.mix_keys[current.hop]:
             raise WrongRound("this mix has no such keys for the round; ask it for keys again")
         self._store.open(descriptor, seal_key, over=_descriptors(over))
-        with suppress(OSError):  # what stays is swept at the next start
-            for each in over:
+        for each in over:
+            with suppress(OSError):  # what stays is swept at the next start
                 each.spool.delete()
         return seal_key, release_key
 
@@ -386,7 +384,7 @@ class Rounds:
         The key does not wait for it: whoever has confirmations of the committed list gets it.
         """
         over = self._forget_old(current.study)
-        spools = [each.spool for each in over] + [current.spool] * current.last
+        spools = [current.spool] * current.last + [each.spool for each in over]
         await self._disk.then_delete(
             spools,
             self._store.released,
@@ -394,28 +392,39 @@ class Rounds:
             last=current.last,
             over=_descriptors(over),
         )
+        self._purged(over)
         current.delivered |= current.last
 
     def _forget_old(self, study: Study) -> list[Round]:
-        """Finished rounds beyond those that are kept, forgotten; to be purged on disk."""
+        """Forget finished rounds beyond those that are kept; all that are to be purged on disk."""
         finished = [each for each in self._rounds.values() if each.study is study and each.finished]
-        return [self._forget(old) for old in finished[:-_ROUNDS_KEPT]]
+        for old in finished[:-_ROUNDS_KEPT]:
+            self._forget(old)
+        return list(self._unpurged.values())
 
-    def _forget(self, current: Round) -> Round:
+    def _forget(self, current: Round) -> None:
         """Before anything is awaited: nobody finds it any more, nothing brings it back."""
         current.disarm()
-        self._rounds.pop(current.batch.descriptor.digest, None)
+        digest = current.batch.descriptor.digest
+        self._rounds.pop(digest, None)
+        self._unpurged[digest] = current
         current.batch.purge()
         current.chain, current.sequence = (), ()
         current.seal_key = current.release_key = None
         current.closed.set()
-        return current
 
-    async def _purge(self, over: Sequence[Round]) -> None:
+    async def _purge(self) -> None:
         """Purge forgotten rounds on disk too."""
+        over = list(self._unpurged.values())
         if over:
             spools = [each.spool for each in over]
             await self._disk.then_delete(spools, self._store.purge, _descriptors(over))
+            self._purged(over)
+
+    def _purged(self, over: Iterable[Round]) -> None:
+        """They are gone on disk too; those of a step that failed are purged with the next one."""
+        for each in over:
+            self._unpurged.pop(each.batch.descriptor.digest, None)
 
     async def _expire(self) -> None:
         """Purge what nobody asked about for long; cut the log that still has deleted keys."""
@@ -427,7 +436,9 @@ class Rounds:
                 if now - current.since > self.limits.retention_s
                 and current.batch.state is not State.OPEN
             ]
-            await self._purge([self._forget(current) for current in unasked])
+            for current in unasked:
+                self._forget(current)
+            await self._purge()
             await self._disk.do(self._store.expire_keys, _UNUSED_KEYS_S)
             await self._disk.do(self._store.tidy)
         finally:
@@ -520,7 +531,10 @@ class Rounds:
             self._sweeper.cancel()
         await self._tasks.cancel()
         settled = [current for current in self._rounds.values() if current.settled]
-        await self._purge([self._forget(current) for current in settled])
+        for current in settled:
+            self._forget(current)
+        await self._purge()
+        await self._disk.do(lambda: None)  # a batch may still be on its way to the disk
         for current in self._rounds.values():
             current.disarm()
             current.spool.close()

@@ -65,6 +65,8 @@ class Sealing:
         except (OSError, sqlite3.Error) as error:
             current.batch.state = State.ABORTED  # nothing left; on disk it is still open
             current.reason = "this mix could not write the batch down"
+            if current.hop:  # a first mix's rows still name its bodies
+                current.spool.delete()
             current.closed.set()
             raise NoRoom(current.reason) from error
         if current.batch.state is State.ABORTED and not outcome.aborted:

@@ -56,7 +56,8 @@ class Spool:
             yield report
 
     def close(self) -> None:
-        file, self._descriptor = self._descriptor, -1  # at once: another thread finds none
+        with self._opening:
+            file, self._descriptor = self._descriptor, -1  # at once: another thread finds none
         if file is not None and file >= 0:
             os.close(file)
 

@@ -374,8 +374,9 @@ class Store:
         self._database.close()
 
     def _set_state(self, digest: RoundDigest, state: State) -> None:
-        self._database.execute(
-            "UPDATE rounds SET state = ? WHERE digest = ?", (state.value, digest)
+        self._database.execute(  # what was purged stays so
+            "UPDATE rounds SET state = ? WHERE digest = ? AND state != ?",
+            (state.value, digest, State.PURGED.value),
         )
 
     def _forget_keys(self, descriptor: Descriptor) -> None:

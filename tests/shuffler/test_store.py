@@ -327,6 +327,14 @@ def test_an_opened_attempt_gets_no_keys_again(store: Store) -> None:
     store.prepare(STUDY, 2, range(2, 3), gate=True)
 
 
+def test_what_was_purged_is_not_brought_back(store: Store) -> None:
+    """A key may be given away while an older round than that is being purged."""
+    sealed(store, plain_descriptor(), State.FORWARDED)
+    store.purge([plain_descriptor()])
+    store.released(plain_descriptor().digest, last=False)
+    assert store.known(plain_descriptor().digest) == (State.PURGED, "")
+
+
 def test_sealed_the_seal_key_is_gone_and_purged_the_release_key_too(store: Store) -> None:
     seal, release = prepared(store)
     descriptor = plain_descriptor()
