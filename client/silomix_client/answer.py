@@ -34,10 +34,6 @@ from silomix_client.question import QueryReader
 from silomix_client.reports import StoredReport
 
 
-def _at_once(step: Callable[[], None]) -> None:
-    step()
-
-
 class StudyDesk:
     """Answers the rounds of one approved study; `keystream` is replaced only in tests."""
 
@@ -73,13 +69,8 @@ class StudyDesk:
         kept = np.zeros(self._mechanism.dimension, dtype=np.int64)
         self._pace = Pace(lambda: self._report(longest, kept))
 
-    def answer(
-        self, asked: AskedRound, soon: Callable[[Callable[[], None]], object] = _at_once
-    ) -> StoredReport:
-        """The stored, charged report for this round; the same bytes if it was asked before.
-
-        Everybody waits for it; what only tells of it is handed to `soon`.
-        """
+    def answer(self, asked: AskedRound) -> StoredReport:
+        """The stored, charged report for this round; the same bytes if it was asked before."""
         descriptor = asked.descriptor
         question, void = self._reader.read(descriptor, asked.query)
         stored = self._ledger.stored(self.study, descriptor.round)
@@ -92,7 +83,7 @@ class StudyDesk:
             report = self._report(question, kept)
         sealed = self._seal(token + report, asked)
         entry = self._ledger.charge(self._approval, sealed, self._clock(), kept)
-        soon(lambda: self._tell_charged(descriptor, entry))
+        self._tell_charged(descriptor, entry)
         return sealed
 
     def _tell_charged(self, descriptor: Descriptor, entry: Entry) -> None:

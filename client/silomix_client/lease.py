@@ -13,7 +13,6 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 import grpc
 import grpc.aio
@@ -44,7 +43,6 @@ _CHANNEL_TRIES = 16  # about a minute
 _LONGEST_PAUSE_S = 5.0
 _FAREWELL_S = 3.0  # after the deadline of a lease, for the call to end
 _LATE = 0.5  # of a round's deadline: after such a silence a round may have been held up too long
-_TELL_S = 0.03  # after a charge, when all other silos have sent: until then every core is wanted
 _STATEMENTS_S = 5.0  # how long the end of a lease waits for statements about a missing report
 _PASSING = (  # INTERNAL: of a stream that was reset on its way
     grpc.StatusCode.UNAVAILABLE,
@@ -283,9 +281,8 @@ class LeaseHolder:
         if not await self._mix.is_there():
             logs.warning("mix_unreachable", mix=self._mix.name, round=number)
             return  # nothing was computed, nothing charged
-        loop = asyncio.get_running_loop()
         try:
-            report = self._desk.answer(asked, partial(loop.call_later, _TELL_S))
+            report = self._desk.answer(asked)
         except TokenMissing:
             logs.warning("token_missing", round=number)
             return
