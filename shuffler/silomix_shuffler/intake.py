@@ -64,7 +64,7 @@ class Intake:
         """
         part = current.spool.path.with_suffix(".part")
         part.unlink(missing_ok=True)
-        spool = Spool(part, current.length_out)
+        spool = self._disk.spool(part, current.length_out)
         outputs: list[bytes | None] = []
         try:
             async for report, digest in incoming.reports():
@@ -74,6 +74,7 @@ class Intake:
                 else:
                     output = await self._opening(_open_report, *work)
                 outputs.append(output)
+            spool.flush()
         except OSError as error:
             spool.delete()
             raise NoRoom("this mix cannot store the batch") from error

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from silomix_core.study import Study
 from silomix_proto import round_pb2
@@ -11,6 +10,7 @@ from silomix_protocol.keys import SealKey
 from silomix_protocol.onion import onion_bytes
 
 from silomix_shuffler.batch import Batch, State
+from silomix_shuffler.disk import Disk
 from silomix_shuffler.spool import Spool
 
 Chain = tuple[round_pb2.HopStatement, ...]  # what the mixes so far state about the batch
@@ -46,10 +46,11 @@ class Round:
     _deadline: asyncio.TimerHandle | None = None
 
     @classmethod
-    def of(cls, study: Study, hop: int, batch: Batch, payload: int, path: Path) -> "Round":
-        """The round of a study whose reports carry `payload` bytes, its bodies at `path`."""
+    def of(cls, study: Study, hop: int, batch: Batch, payload: int, disk: Disk) -> "Round":
+        """The round of a study whose reports carry `payload` bytes, its bodies on this disk."""
         length_in, length_out = (onion_bytes(payload, study, each) for each in (hop, hop + 1))
-        return cls(study, hop, batch, Spool(path, length_out), length_in, length_out)
+        spool = disk.spool(disk.store.body(batch.descriptor.digest), length_out)
+        return cls(study, hop, batch, spool, length_in, length_out)
 
     @property
     def last(self) -> bool:

@@ -159,10 +159,10 @@ class Rounds:
         `over` are purged with it: that costs no commit of its own.
         """
         descriptor = current.batch.descriptor
-        if self._store.known(descriptor.digest) is not None:
-            raise WrongRound("this round is over")
         seal_key, release_key, own = keys or self._stored_keys(descriptor)
         if seal_key is None or own != descriptor.mix_keys[current.hop]:
+            if self._store.known(descriptor.digest) is not None:
+                raise WrongRound("this round is over")
             raise WrongRound("this mix has no such keys for the round; ask it for keys again")
         self._store.open(descriptor, seal_key, over=_descriptors(over))
         for each in over:
@@ -177,9 +177,8 @@ class Rounds:
         return seal_key, release_key, own
 
     def _make(self, study: Study, batch: Batch) -> Round:
-        path = self._store.body(batch.descriptor.digest)
         hop = place(study, self.name)
-        return Round.of(study, hop, batch, self._payload[study.identity], path)
+        return Round.of(study, hop, batch, self._payload[study.identity], self._disk)
 
     def _check_room(self, wanted: Round) -> None:
         taken = self._body_bytes()

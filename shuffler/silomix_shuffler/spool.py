@@ -1,39 +1,75 @@
 """The bodies of one batch: a file of equal slots, so that a batch never has to be in memory."""
 
+import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 
 from silomix_protocol.durable import sync_folder
 
+from silomix_shuffler.spares import Spares
+
+_HELD_BYTES = 4 * 2**20  # of one batch, in memory too: a small one is never read back
+_MOST_AT_ONCE = 1024  # reports in one call of the system (IOV_MAX)
+
 
 class Spool:
-    """Opened reports of one length; what was written counts once `sync` has returned."""
+    """Opened reports of one length; what was written counts once `sync` has returned.
 
-    def __init__(self, path: Path, length: int) -> None:
+    The first reports stay in memory until the file is closed, and go to it together.
+    """
+
+    def __init__(self, path: Path, length: int, spares: Spares) -> None:
         self.path = path
         self._length = length
+        self._spares = spares
+        self._held: dict[int, bytes] = {}
+        self._unwritten: dict[int, bytes] = {}  # held only
         self._descriptor: int | None = None  # opened when it is needed; -1: closed for good
-        self._opening = Lock()  # two threads may have the first reports
+        self._lock = Lock()  # two threads may have the first reports
         self._named = False  # whether the folder is sure to remember the file
 
     @property
     def _file(self) -> int:
         if self._descriptor is None:
-            with self._opening:
+            with self._lock:
                 if self._descriptor is None:
-                    self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+                    self._descriptor = self._spares.open(self.path)
+        if self._descriptor < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._descriptor
 
     def write(self, slot: int, report: bytes) -> None:
         if len(report) != self._length:
             raise ValueError("a report of another length")
-        written = os.pwrite(self._file, report, slot * self._length)
-        if written != self._length:
-            raise OSError(28, os.strerror(28))  # as much as the disk had room for
+        with self._lock:
+            if (len(self._held) + 1) * self._length <= _HELD_BYTES:
+                self._held[slot] = self._unwritten[slot] = report
+                return
+        self._put(slot, [report])
+
+    def flush(self) -> None:
+        """Write what is held only; what there is no room for is tried again the next time."""
+        with self._lock:
+            reports, self._unwritten = self._unwritten, {}
+        try:
+            for run in _runs(reports):
+                self._put(run[0], [reports[slot] for slot in run])
+        except BaseException:
+            with self._lock:
+                self._unwritten |= reports
+            raise
+
+    def _put(self, slot: int, reports: list[bytes]) -> None:
+        written = os.pwritev(self._file, reports, slot * self._length)
+        if written != len(reports) * self._length:
+            raise OSError(
+                errno.ENOSPC, os.strerror(errno.ENOSPC)
+            )  # as much as the disk had room for
 
     def sync(self) -> None:
+        self.flush()
         os.fdatasync(self._file)
         if not self._named:
             sync_folder(self.path.parent)
@@ -41,6 +77,7 @@ class Spool:
 
     def rename(self, path: Path) -> None:
         """Durably under its last name: complete, or not there at all."""
+        self.flush()
         os.fdatasync(self._file)
         self.path.rename(path)
         self.path = path
@@ -50,17 +87,32 @@ class Spool:
     def read(self, slots: Sequence[int]) -> Iterator[bytes]:
         """The reports of these slots, one at a time."""
         for slot in slots:
-            report = os.pread(self._file, self._length, slot * self._length)
+            report = self._held.get(slot)
+            if report is None:
+                report = os.pread(self._file, self._length, slot * self._length)
             if len(report) != self._length:
-                raise OSError(5, f"{self.path}: a report is missing")
+                raise OSError(errno.EIO, f"{self.path}: a report is missing")
             yield report
 
     def close(self) -> None:
-        with self._opening:
+        with self._lock:
             file, self._descriptor = self._descriptor, -1  # at once: another thread finds none
+            self._held, self._unwritten = {}, {}
         if file is not None and file >= 0:
             os.close(file)
 
     def delete(self) -> None:
         self.close()
-        self.path.unlink(missing_ok=True)
+        self._spares.put_by(self.path)
+
+
+def _runs(slots: Iterable[int]) -> Iterator[list[int]]:
+    """The slots in order, those that follow one another together."""
+    run: list[int] = []
+    for slot in sorted(slots):
+        if run and (slot != run[-1] + 1 or len(run) == _MOST_AT_ONCE):
+            yield run
+            run = []
+        run.append(slot)
+    if run:
+        yield run

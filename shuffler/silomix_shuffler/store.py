@@ -166,11 +166,14 @@ class Store:
         key = descriptor.study, descriptor.round, descriptor.attempt
         with transaction(self._database):
             earlier = self._database.execute(
-                "SELECT attempt, state, reason FROM rounds WHERE study = ? AND round = ?", key[:2]
+                "SELECT digest, attempt, state, reason FROM rounds WHERE study = ? AND round = ?",
+                key[:2],
             ).fetchall()
-            if any(attempt >= descriptor.attempt for attempt, _, _ in earlier):
+            if any(digest == descriptor.digest for digest, _, _, _ in earlier):
+                raise WrongRound("this round is over")
+            if any(attempt >= descriptor.attempt for _, attempt, _, _ in earlier):
                 raise WrongRound("this round was opened with another descriptor")
-            if any(not _was_aborted(state, reason) for _, state, reason in earlier):
+            if any(not _was_aborted(state, reason) for _, _, state, reason in earlier):
                 raise WrongRound("an earlier attempt of this round was not aborted here")
             if not abandoned and (seal_key is None or self._seal_key(key) != seal_key.raw):
                 raise WrongRound("the keys of this round are gone; ask for keys again")

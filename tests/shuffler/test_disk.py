@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from silomix_protocol.descriptor import RoundDigest
 from silomix_shuffler.disk import Disk
+from silomix_shuffler.spares import Spares
 from silomix_shuffler.spool import Spool
 from silomix_shuffler.store import Kept, Store
 from support.descriptors import plain_descriptor
@@ -38,7 +39,7 @@ class WatchedStore(Store):
 
 class WatchedSpool(Spool):
     def __init__(self, path: Path, done: list[str]) -> None:
-        super().__init__(path, LENGTH)
+        super().__init__(path, LENGTH, Spares(path.parent / "spare"))
         self._done = done
 
     def sync(self) -> None:

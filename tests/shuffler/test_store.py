@@ -81,8 +81,8 @@ def sealed(store: Store, descriptor: Descriptor, state: State = State.SEALED) ->
 
 def test_an_attempt_is_bound_to_its_first_descriptor(store: Store, folder: Path) -> None:
     opened(store, plain_descriptor(query=b"one"))
-    for again in (b"one", b"two"):
-        with pytest.raises(WrongRound, match="opened with another descriptor"):
+    for again, why in ((b"one", "is over"), (b"two", "opened with another descriptor")):
+        with pytest.raises(WrongRound, match=why):
             opened(store, plain_descriptor(query=again))
     with reopened(folder) as other, pytest.raises(WrongRound):
         opened(other, plain_descriptor(query=b"two"))

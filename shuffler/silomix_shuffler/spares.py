@@ -1,0 +1,44 @@
+"""Emptied files, for the bodies of the next batches.
+
+To make a file, a file system may look at every one that was deleted in the last minutes (ext4
+does): a mix that makes and deletes one in each round would pay for all of them.
+"""
+
+import os
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+_MOST = 8
+
+
+class Spares:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for left in folder.iterdir():  # by a process before
+            left.unlink()
+        self._folder = folder
+        self._numbers = count(1)
+        self._files: list[Path] = []
+
+    def open(self, path: Path) -> int:
+        """The file at `path`, empty if there was none."""
+        try:
+            return os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            with suppress(FileNotFoundError, IndexError):
+                self._files.pop().rename(path)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def put_by(self, path: Path) -> None:
+        """There is no file at `path` any more, and nowhere else what was in it."""
+        if len(self._files) >= _MOST:
+            path.unlink(missing_ok=True)
+            return
+        try:
+            os.truncate(path, 0)
+        except FileNotFoundError:
+            return
+        spare = self._folder / str(next(self._numbers))
+        path.rename(spare)
+        self._files.append(spare)
