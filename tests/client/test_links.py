@@ -41,7 +41,7 @@ def held(state: Path) -> Iterator[None]:
 def log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logs._LOGGER, "propagate", True)
+    monkeypatch.setattr(logs, "_lines", None)
     caplog.set_level(logging.INFO, logger="silomix")
     return caplog
 

@@ -62,7 +62,7 @@ def made(consortium: Consortium, tmp_path: Path) -> Consortium:
 def log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logs._LOGGER, "propagate", True)
+    monkeypatch.setattr(logs, "_lines", None)
     caplog.set_level(logging.INFO, logger="silomix")
     return caplog
 

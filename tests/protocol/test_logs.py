@@ -1,8 +1,11 @@
 """Logs: one event, one line, whatever stands in its fields."""
 
+import io
 import logging
 import re
-from collections.abc import Iterator
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,11 +16,8 @@ STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 @pytest.fixture(autouse=True)
-def _restored_logger() -> Iterator[None]:
-    logger = logging.getLogger("silomix")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
+def _nobodys_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_lines", None)
 
 
 def test_an_event_is_one_line_with_time_party_name_and_fields(
@@ -92,3 +92,57 @@ def test_a_field_cannot_end_its_own_quotes(capsys: pytest.CaptureFixture[str]) -
     logs.configure("mix-1")
     logs.event("named", reason='x" round="7')
     assert capsys.readouterr().err.count('"') == 2
+
+
+def test_each_event_has_its_own_moment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure("mix-1")
+    for moment in (0.0, 0.9996, 1.25, 86_400.5, 1.0):
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        logs.event("named")
+    assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == [
+        "1970-01-01T00:00:00.000Z",
+        "1970-01-01T00:00:00.999Z",
+        "1970-01-01T00:00:01.250Z",
+        "1970-01-02T00:00:00.500Z",
+        "1970-01-01T00:00:01.000Z",
+    ]
+
+
+def test_lines_of_many_threads_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("mix-1")
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: logs.event("named", number=number), range(2000)))
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(int(line.partition(" mix-1 named number=")[2]) for line in lines) == [
+        *range(2000)
+    ]
+
+
+class FullLog(io.StringIO):
+    def write(self, _: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.configure("mix-1")
+    monkeypatch.setattr(sys, "stderr", FullLog())
+    heard: list[str] = []
+    with logs.heard_by(lambda name, _, *, warning: heard.append(f"{name} {warning}")):
+        logs.event("one")
+        logs.warning("two")
+    assert heard == ["one False", "two True"]
+
+
+def test_in_somebody_elses_program_logging_has_the_events(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, logger="silomix")
+    logs.event("one", round=1)
+    logs.warning("two")
+    assert caplog.record_tuples == [
+        ("silomix", logging.INFO, "one round=1"),
+        ("silomix", logging.WARNING, "two"),
+    ]
+    assert capsys.readouterr().err == ""
