@@ -35,7 +35,7 @@ def frames(
     reports: Iterable[bytes],
     commitment: bytes = b"",
 ) -> Iterator[mix_pb2.BatchFrame]:
-    """The batch as messages; `reports` in the order of the last statement's output."""
+    """The batch as messages; `reports` in the order of the last statement's output, maybe cut."""
     header = mix_pb2.BatchHeader(digest=digest, chain=chain, commitment=commitment)
     yield mix_pb2.BatchFrame(header=header)
     for chunk in _chunks(reports):
@@ -119,9 +119,10 @@ def _chunks(reports: Iterable[bytes]) -> Iterator[bytes]:
     gathered: list[bytes | memoryview] = []
     size = 0
     for report in reports:
-        view = memoryview(report)
+        whole = len(report) <= CHUNK_BYTES
+        view = report if whole else memoryview(report)
         for start in range(0, len(report), CHUNK_BYTES):
-            piece = view[start : start + CHUNK_BYTES]
+            piece = view if whole else view[start : start + CHUNK_BYTES]
             if size + len(piece) > CHUNK_BYTES:
                 yield b"".join(gathered)
                 gathered, size = [], 0

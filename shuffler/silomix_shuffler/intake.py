@@ -45,6 +45,7 @@ class Intake:
                 output = await self._opening(_open_upload, current, upload, slot)
             else:
                 output = _open_upload(current, upload, slot)
+            upload.close()  # others may be waiting for its place in memory
             kept = Kept(slot, silo, upload.digest, output)
             more = current.batch.waits
             await self._disk.keep(digest, kept, current.spool, more_to_come=more)
@@ -107,7 +108,9 @@ def _open_report(
     return _open_and_write(current, report, slot, spool)
 
 
-def _open_and_write(current: Round, layer: bytes, slot: int, spool: Spool) -> bytes | None:
+def _open_and_write(
+    current: Round, layer: bytes | memoryview, slot: int, spool: Spool
+) -> bytes | None:
     """SHA-256 of what was inside, now in its slot; None if it is no layer of ours."""
     if current.seal_key is None:
         return None

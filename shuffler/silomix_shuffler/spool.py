@@ -2,11 +2,12 @@
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import Lock
 
 from silomix_protocol.durable import sync_folder
+from silomix_protocol.tls import CHUNK_BYTES
 
 from silomix_shuffler.spares import Spares
 
@@ -28,6 +29,7 @@ class Spool:
         self._unwritten: dict[int, bytes] = {}  # held only
         self._descriptor: int | None = None  # opened when it is needed; -1: closed for good
         self._lock = Lock()  # two threads may have the first reports
+        self._writing = Lock()  # the system lets one write at a time too, but others spin
         self._named = False  # whether the folder is sure to remember the file
 
     @property
@@ -62,7 +64,8 @@ class Spool:
             raise
 
     def _put(self, slot: int, reports: list[bytes]) -> None:
-        written = os.pwritev(self._file, reports, slot * self._length)
+        with self._writing:
+            written = os.pwritev(self._file, reports, slot * self._length)
         if written != len(reports) * self._length:
             raise OSError(
                 errno.ENOSPC, os.strerror(errno.ENOSPC)
@@ -84,15 +87,19 @@ class Spool:
         sync_folder(path.parent)
         self._named = True
 
-    def read(self, slots: Sequence[int]) -> Iterator[bytes]:
-        """The reports of these slots, one at a time."""
+    def read(self, slots: Iterable[int]) -> Iterator[bytes]:
+        """The reports of these slots, one after the other, large ones in pieces."""
         for slot in slots:
-            report = self._held.get(slot)
-            if report is None:
-                report = os.pread(self._file, self._length, slot * self._length)
-            if len(report) != self._length:
-                raise OSError(errno.EIO, f"{self.path}: a report is missing")
-            yield report
+            held = self._held.get(slot)
+            if held is not None:
+                yield held
+                continue
+            for start in range(0, self._length, CHUNK_BYTES):
+                wanted = min(CHUNK_BYTES, self._length - start)
+                piece = os.pread(self._file, wanted, slot * self._length + start)
+                if len(piece) != wanted:
+                    raise OSError(errno.EIO, f"{self.path}: a report is missing")
+                yield piece
 
     def close(self) -> None:
         with self._lock:

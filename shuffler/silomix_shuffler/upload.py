@@ -1,8 +1,13 @@
-"""A silo's onion as it comes in: in memory while it is small, in a nameless file when it is not."""
+"""A silo's onion as it comes in: small ones in memory, large ones too as long as there is room.
 
+Large ones that find no room in time are written to a file that has no name.
+"""
+
+import asyncio
 import tempfile
 from contextlib import suppress
 from hashlib import sha256
+from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,25 +15,51 @@ from silomix_protocol.tls import CHUNK_BYTES
 
 from silomix_shuffler.errors import NoRoom, WrongLength
 
+_LARGE_AT_ONCE = 4  # in memory
+_PATIENCE_S = 0.5
 _NO_ROOM = "this mix cannot store your report"
+
+
+class Room:
+    """Memory for a few large onions at a time."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._given_back = 0
+
+    async def taken(self) -> bool:
+        """Wait for a place as long as others leave theirs; False if nobody does."""
+        while True:
+            before = self._given_back
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._free.acquire()
+            except TimeoutError:
+                if self._given_back == before:
+                    return False
+            else:
+                return True
+
+    def give_back(self) -> None:
+        self._given_back += 1
+        self._free.release()
 
 
 class Upload:
     """Exactly `wanted` bytes, hashed on the way; refused as soon as there are more."""
 
-    def __init__(self, wanted: int, folder: Path) -> None:
+    def __init__(self, wanted: int, folder: Path, room: Room | None = None) -> None:
+        """A large one has a place in `room`, or is written to a file in `folder`."""
         self._left = wanted
         self._hash = sha256()
-        self._small = bytearray()
-        self._large = _nameless(folder) if wanted > CHUNK_BYTES else None
+        self._chunks: list[bytes] = []
+        self._room = room
+        self.large = is_large(wanted)
+        self._file = _nameless(folder) if self.large and room is None else None
 
     @property
     def complete(self) -> bool:
         return self._left == 0
-
-    @property
-    def large(self) -> bool:
-        return self._large is not None
 
     @property
     def digest(self) -> bytes:
@@ -41,24 +72,33 @@ class Upload:
             raise WrongLength("a report is longer than announced")
         self._left -= len(chunk)
         self._hash.update(chunk)
-        if self._large is None:
-            self._small += chunk
+        if self._file is None:
+            self._chunks.append(chunk)
             return
         try:
-            self._large.write(chunk)
+            self._file.write(chunk)
         except OSError as error:
             raise NoRoom(_NO_ROOM) from error
 
-    def read(self) -> bytes:
-        if self._large is None:
-            return bytes(self._small)
-        self._large.seek(0)
-        return self._large.read()
+    def read(self) -> bytes | memoryview:
+        """What came in; from a file it is the system's own copy of it."""
+        if self._file is None:
+            return b"".join(self._chunks)
+        self._file.flush()
+        return memoryview(mmap(self._file.fileno(), 0, prot=PROT_READ))
 
     def close(self) -> None:
-        if self._large is not None:
+        """Forget it; said again, it changes nothing."""
+        room, self._room, self._chunks = self._room, None, []
+        if room is not None:
+            room.give_back()
+        if self._file is not None:
             with suppress(OSError):  # what was buffered has no room either
-                self._large.close()
+                self._file.close()
+
+
+def is_large(wanted: int) -> bool:
+    return wanted > CHUNK_BYTES
 
 
 def _nameless(folder: Path) -> BinaryIO:

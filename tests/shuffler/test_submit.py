@@ -18,7 +18,7 @@ from silomix_protocol.keys import ForgedSignature
 from silomix_protocol.onion import Onion
 from silomix_protocol.statements import check_receipt
 from silomix_protocol.tls import CHUNK_BYTES
-from silomix_shuffler import intake
+from silomix_shuffler import intake, upload
 from silomix_shuffler.config import Limits
 from silomix_shuffler.disk import Disk
 from silomix_shuffler.metrics import Metrics
@@ -194,11 +194,22 @@ def wide(tmp_path: Path) -> Consortium:
     )
 
 
+@pytest.fixture
+def places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many of them may be in memory at the same time; the others are in files."""
+    number: int = request.param
+    monkeypatch.setattr(upload, "_LARGE_AT_ONCE", number)
+    monkeypatch.setattr(upload, "_PATIENCE_S", 0.1)
+    return number
+
+
 def cut(played: PlayedRound, silo: str, onion: Onion) -> Frames:
     assert len(onion.sealed) > CHUNK_BYTES
     return submission(played.made, silo, played.descriptor, onion.sealed, chunk_bytes=CHUNK_BYTES)
 
 
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize("places", [0, 1, 4], indirect=True)
 def test_reports_larger_than_a_message_pass_the_whole_chain(wide: Consortium) -> None:
     """Sent twice, too: the copy is read, compared and forgotten."""
 
@@ -241,6 +252,61 @@ def test_a_large_report_is_kept_though_its_silo_hung_up(
                 call.cancel()
             may_go.set()
             (receipt,) = await submit(wide, "silo-2", cut(played, "silo-2", reports["silo-2"]))
+            assert receipt.status == ACCEPTED
+            assert digests((await collect(played)).reports) == gated(*reports.values())
+
+    run(scene())
+
+
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize("places", [1], indirect=True)
+def test_who_stops_in_the_middle_of_a_large_report_holds_up_nobody(wide: Consortium) -> None:
+    async def scene() -> None:
+        async with chain_serving(wide):
+            played = await opened_round(wide)
+            reports = sealed_reports(played)
+            async with calling(wide, "silo-1", "mix-1") as stub:
+                call = stub.Submit(timeout=30.0)
+                begun, *rest = cut(played, "silo-1", reports["silo-1"])
+                await call.write(begun)
+                (receipt,) = await submit(wide, "silo-2", cut(played, "silo-2", reports["silo-2"]))
+                assert receipt.status == ACCEPTED
+                for frame in rest:
+                    await call.write(frame)
+                assert (await call.read()).status == ACCEPTED
+            assert digests((await collect(played)).reports) == gated(*reports.values())
+
+    run(scene())
+
+
+def test_a_large_report_that_is_refused_leaves_its_place_to_the_next_one(
+    wide: Consortium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one place, and who waits for it would wait for longer than the test lasts."""
+    monkeypatch.setattr(upload, "_LARGE_AT_ONCE", 1)
+    monkeypatch.setattr(upload, "_PATIENCE_S", 600.0)
+
+    async def scene() -> None:
+        async with chain_serving(wide):
+            played = await opened_round(wide)
+            reports = sealed_reports(played)
+            good = {silo: cut(played, silo, onion) for silo, onion in reports.items()}
+            forged = submission(
+                wide,
+                "silo-1",
+                played.descriptor,
+                reports["silo-1"].sealed,
+                signed_by="silo-2",
+                chunk_bytes=CHUNK_BYTES,
+            )
+            await refused_submission(wide, "silo-1", good["silo-1"][:1], ends=True)
+            await refused_submission(wide, "silo-1", forged)
+            (receipt,) = await submit(wide, "silo-1", good["silo-1"])
+            assert receipt.status == ACCEPTED
+            other = Onion(bytes(len(reports["silo-1"].sealed)), ())
+            (receipt,) = await submit(wide, "silo-1", cut(played, "silo-1", other))
+            assert receipt.status == mix_pb2.Receipt.REFUSED
+            (receipt,) = await submit(wide, "silo-2", good["silo-2"])
             assert receipt.status == ACCEPTED
             assert digests((await collect(played)).reports) == gated(*reports.values())
 
@@ -453,6 +519,8 @@ def test_a_bad_report_is_refused_counted_and_leaves_nothing_behind(
     run(scene())
 
 
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize("places", [0], indirect=True)
 def test_a_large_report_that_breaks_off_leaves_nothing_behind(wide: Consortium) -> None:
     async def scene() -> None:
         async with mix_serving(wide, 0), mix_serving(wide, 1):
