@@ -117,7 +117,7 @@ def check(signed: round_pb2.SignedDescriptor, study: Study) -> Descriptor:
         "dimension": message.dimension == study.task.dimension,
         "minimum_batch": message.minimum_batch == study.batching.minimum,
         "deadline_ms": message.deadline_ms == round(1000 * study.batching.deadline_s),
-        "silos": _bits(study, silos) == message.silos,
+        "silos": _are_bits(study, message.silos),
         "enough silos": len(silos) >= study.batching.minimum,
         "query": len(message.query) == 32,
         "server_key": len(message.server_key) == 32,
@@ -158,6 +158,12 @@ def _bits(study: Study, silos: tuple[str, ...]) -> bytes:
         raise RefusedDescriptor(f"the study does not name {', '.join(sorted(unknown))}")
     bits = sum(1 << place for place, silo in enumerate(study.silos) if silo.name in asked)
     return bits.to_bytes((len(study.silos) + 7) // 8, "little")
+
+
+def _are_bits(study: Study, bits: bytes) -> bool:
+    """Whether these are just as many as the roster has silos."""
+    silos = len(study.silos)
+    return len(bits) == (silos + 7) // 8 and int.from_bytes(bits, "little") >> silos == 0
 
 
 def _names(study: Study, bits: bytes) -> tuple[str, ...]:

@@ -37,8 +37,8 @@ class Disk:
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def spool(self, path: Path, length: int) -> Spool:
-        return Spool(path, length, self._spares)
+    def spool(self, path: Path, length: int, *, fresh: bool = False) -> Spool:
+        return Spool(path, length, self._spares, fresh=fresh)
 
     async def do(
         self, step: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs

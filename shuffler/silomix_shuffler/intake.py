@@ -64,8 +64,7 @@ class Intake:
         What is inside each (SHA-256), by slots; None for what is no layer of ours.
         """
         part = current.spool.path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        spool = self._disk.spool(part, current.length_out)
+        spool = self._disk.spool(part, current.length_out, fresh=True)
         outputs: list[bytes | None] = []
         try:
             async for report, digest in incoming.reports():

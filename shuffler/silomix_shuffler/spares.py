@@ -19,26 +19,29 @@ class Spares:
             left.unlink()
         self._folder = folder
         self._numbers = count(1)
-        self._files: list[Path] = []
+        self._files: list[str] = []
 
     def open(self, path: Path) -> int:
         """The file at `path`, empty if there was none."""
         try:
             return os.open(path, os.O_RDWR)
         except FileNotFoundError:
-            with suppress(FileNotFoundError, IndexError):
-                self._files.pop().rename(path)
-            return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            return self.make(path)
+
+    def make(self, path: Path) -> int:
+        """An empty file at `path`, whatever was there."""
+        with suppress(FileNotFoundError, IndexError):
+            os.rename(self._files.pop(), path)
+            return os.open(path, os.O_RDWR)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def put_by(self, path: Path) -> None:
         """There is no file at `path` any more, and nowhere else what was in it."""
         if len(self._files) >= _MOST:
             path.unlink(missing_ok=True)
             return
-        try:
+        with suppress(FileNotFoundError):
             os.truncate(path, 0)
-        except FileNotFoundError:
-            return
-        spare = self._folder / str(next(self._numbers))
-        path.rename(spare)
-        self._files.append(spare)
+            spare = f"{self._folder}/{next(self._numbers)}"
+            os.rename(path, spare)
+            self._files.append(spare)

@@ -21,15 +21,17 @@ class Spool:
     The first reports stay in memory until the file is closed, and go to it together.
     """
 
-    def __init__(self, path: Path, length: int, spares: Spares) -> None:
+    def __init__(self, path: Path, length: int, spares: Spares, *, fresh: bool = False) -> None:
+        """What is at `path` already is read and added to; if it is `fresh`, replaced."""
         self.path = path
         self._length = length
-        self._spares = spares
+        self._spares, self._fresh = spares, fresh
         self._held: dict[int, bytes] = {}
         self._unwritten: dict[int, bytes] = {}  # held only
         self._descriptor: int | None = None  # opened when it is needed; -1: closed for good
         self._lock = Lock()  # two threads may have the first reports
         self._writing = Lock()  # the system lets one write at a time too, but others spin
+        self._deleted = False
         self._named = False  # whether the folder is sure to remember the file
 
     @property
@@ -37,7 +39,8 @@ class Spool:
         if self._descriptor is None:
             with self._lock:
                 if self._descriptor is None:
-                    self._descriptor = self._spares.open(self.path)
+                    opened = self._spares.make if self._fresh else self._spares.open
+                    self._descriptor = opened(self.path)
         if self._descriptor < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._descriptor
@@ -82,7 +85,7 @@ class Spool:
         """Durably under its last name: complete, or not there at all."""
         self.flush()
         os.fdatasync(self._file)
-        self.path.rename(path)
+        os.rename(self.path, path)
         self.path = path
         sync_folder(path.parent)
         self._named = True
@@ -110,7 +113,9 @@ class Spool:
 
     def delete(self) -> None:
         self.close()
-        self._spares.put_by(self.path)
+        if not self._deleted:
+            self._spares.put_by(self.path)
+            self._deleted = True
 
 
 def _runs(slots: Iterable[int]) -> Iterator[list[int]]:

@@ -191,7 +191,7 @@ def test_its_content_is_synced_before_the_name_and_the_name_before_it_returns(
 
     monkeypatch.setattr(os, "fdatasync", noted("data", os.fdatasync))
     monkeypatch.setattr(os, "fsync", noted("folder", os.fsync))
-    monkeypatch.setattr(Path, "rename", noted("rename", Path.rename))
+    monkeypatch.setattr(os, "rename", noted("rename", os.rename))
     spool = spool_at(tmp_path / "part")
     spool.write(0, b"report 0")
     spool.rename(tmp_path / "body")
