@@ -121,7 +121,7 @@ def main() -> None:
                 print(f"{hop:<5} {dimension:>7} {batch:>6}  skipped: {gigabytes:.0f} GB on disk")
                 continue
             wanted = QUICK_REPORTS if options.quick else REPORTS_WANTED
-            rounds = max(3, min(30, wanted // batch)) if dimension < 10**6 else 5
+            rounds = max(3, min(30, wanted // batch)) if dimension < 10**6 else 9
             lines.append(measure(Hop[hop.upper()], dimension, batch, rounds))
             _print(lines[-1])
     _print_aims(lines)

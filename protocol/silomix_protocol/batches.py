@@ -67,8 +67,11 @@ class IncomingBatch:
         """The joined digests of the reports, in their order."""
         return self.chain[-1].output
 
-    async def reports(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Every report with the digest that it must have (see `check_report`)."""
+    async def reports(self) -> AsyncIterator[tuple[bytes | bytearray, bytes]]:
+        """Every report with the digest that it must have (see `check_report`).
+
+        It is good until the next one is asked for: large ones come in the same memory.
+        """
         expected = digests(self.output)
         partial, have, count = bytearray(self._length), 0, 0
         while count < len(expected):
@@ -86,7 +89,7 @@ class IncomingBatch:
                     partial[have : have + taken] = memoryview(chunk)[start : start + taken]
                 start, have = start + taken, have + taken
                 if have == self._length:
-                    report = chunk[start - taken : start] if taken == have else bytes(partial)
+                    report = chunk[start - taken : start] if taken == have else partial
                     yield report, expected[count]
                     have, count = 0, count + 1
         if await anext(self._source, None) is not None:
@@ -109,7 +112,7 @@ def incoming(
     return IncomingBatch(chain, first.header.commitment, rest, length)
 
 
-def check_report(report: bytes, digest: bytes) -> None:
+def check_report(report: bytes | bytearray, digest: bytes) -> None:
     if sha256(report).digest() != digest:
         raise BrokenBatch("a report is not the one that was stated")
 

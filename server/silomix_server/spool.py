@@ -22,7 +22,7 @@ class Spool:
     def __len__(self) -> int:
         return self._count
 
-    def append(self, report: bytes) -> None:
+    def append(self, report: bytes | bytearray) -> None:
         if len(report) != self.report_bytes:
             raise ValueError(f"a report of this batch has {self.report_bytes} bytes")
         self._file.seek(0, 2)

@@ -101,14 +101,14 @@ def _open_upload(current: Round, upload: Upload, slot: int) -> bytes | None:
 
 
 def _open_report(
-    current: Round, report: bytes, digest: bytes, slot: int, spool: Spool
+    current: Round, report: bytes | bytearray, digest: bytes, slot: int, spool: Spool
 ) -> bytes | None:
     check_report(report, digest)
     return _open_and_write(current, report, slot, spool)
 
 
 def _open_and_write(
-    current: Round, layer: bytes | memoryview, slot: int, spool: Spool
+    current: Round, layer: bytes | bytearray | memoryview, slot: int, spool: Spool
 ) -> bytes | None:
     """SHA-256 of what was inside, now in its slot; None if it is no layer of ours."""
     if current.seal_key is None:

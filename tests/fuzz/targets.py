@@ -254,7 +254,7 @@ async def _read_batch(data: bytes, reports: list[bytes]) -> None:
     read = []
     async for report, digest in found.reports():
         batches.check_report(report, digest)
-        read.append(report)
+        read.append(bytes(report))
     assert read == reports, "only what the mixes signed comes out"
 
 

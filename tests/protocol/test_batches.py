@@ -60,7 +60,7 @@ def read(messages: Iterable[mix_pb2.BatchFrame], length: int = LENGTH) -> list[b
         found = []
         async for report, digest in batch.reports():
             check_report(report, digest)
-            found.append(report)
+            found.append(bytes(report))
         return found
 
     return asyncio.run(reports())

@@ -523,7 +523,7 @@ async def collect(
         reports = []
         async for report, digest in batch.reports():
             check_report(report, digest)
-            reports.append(report)
+            reports.append(bytes(report))
     return Collected(batch.chain, tuple(reports))
 
 
