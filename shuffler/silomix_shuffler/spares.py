@@ -1,7 +1,7 @@
 """Emptied files, for the bodies of the next batches.
 
 To make a file, a file system may look at every one that was deleted in the last minutes (ext4
-does): a mix that makes and deletes one in each round would pay for all of them.
+without a journal does): a mix that makes and deletes one in each round would pay for all of them.
 """
 
 import os
