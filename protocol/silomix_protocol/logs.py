@@ -39,7 +39,7 @@ class _Lines:
     def write(self, text: str) -> None:
         now = time.time()
         second = int(now)
-        with self._lock, suppress(OSError, ValueError):  # nobody stops because a log is full
+        with self._lock, suppress(OSError, ValueError, AttributeError):  # full, closed or none
             if second != self._second:
                 shown = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
                 self._second, self._shown = second, shown

@@ -63,9 +63,7 @@ def seal(
     return Onion(sealed, tuple(reversed(trail)))
 
 
-def open_layer(
-    layer: bytes | bytearray | memoryview, key: SealKey, hop: int, digest: RoundDigest
-) -> bytes:
+def open_layer(layer: bytes | bytearray, key: SealKey, hop: int, digest: RoundDigest) -> bytes:
     """What is inside the layer of the mix at `hop` (0 is the first)."""
     return _open(layer, key, _info(b"mix", hop, digest))
 
@@ -102,7 +100,7 @@ def _sealed(content: bytes, key: bytes, info: bytes) -> bytes:
         raise UnusableKey("a sealing key of this round is not one") from error
 
 
-def _open(layer: bytes | bytearray | memoryview, key: SealKey, info: bytes) -> bytes:
+def _open(layer: bytes | bytearray, key: SealKey, info: bytes) -> bytes:
     try:
         return _SUITE.decrypt(layer, key.hpke, info)
     except (InvalidTag, ValueError) as error:

@@ -51,6 +51,7 @@ class Intake:
             await self._disk.keep(digest, kept, current.spool, more_to_come=more)
         except Exception as error:  # whatever it was, nobody waits for this report any more
             current.batch.withdraw(silo)
+            current.spool.forget(slot)
             logs.warning("report_not_kept", reason=type(error).__name__)
             raise NoRoom("this mix cannot store your report") from error
         finally:
@@ -108,7 +109,7 @@ def _open_report(
 
 
 def _open_and_write(
-    current: Round, layer: bytes | bytearray | memoryview, slot: int, spool: Spool
+    current: Round, layer: bytes | bytearray, slot: int, spool: Spool
 ) -> bytes | None:
     """SHA-256 of what was inside, now in its slot; None if it is no layer of ours."""
     if current.seal_key is None:

@@ -32,16 +32,23 @@ class Spares:
         """An empty file at `path`, whatever was there."""
         with suppress(FileNotFoundError, IndexError):
             os.rename(self._files.pop(), path)
-            return os.open(path, os.O_RDWR)
+            return os.open(path, os.O_RDWR | os.O_TRUNC)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def put_by(self, path: Path) -> None:
         """There is no file at `path` any more, and nowhere else what was in it."""
-        if len(self._files) >= _MOST:
+        try:
+            self._keep(path)
+        except FileNotFoundError:
+            pass
+        except OSError:  # a full disk, or one of its own behind a link
             path.unlink(missing_ok=True)
+
+    def _keep(self, path: Path) -> None:
+        if len(self._files) >= _MOST:
+            os.unlink(path)
             return
-        with suppress(FileNotFoundError):
-            os.truncate(path, 0)
-            spare = f"{self._folder}/{next(self._numbers)}"
-            os.rename(path, spare)
-            self._files.append(spare)
+        os.truncate(path, 0)
+        spare = f"{self._folder}/{next(self._numbers)}"
+        os.rename(path, spare)
+        self._files.append(spare)

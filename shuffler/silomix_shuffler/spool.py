@@ -12,6 +12,7 @@ from silomix_protocol.tls import CHUNK_BYTES
 from silomix_shuffler.spares import Spares
 
 _HELD_BYTES = 4 * 2**20  # of one batch, in memory too: a small one is never read back
+_CLOSED = -1  # for good, instead of a descriptor
 _MOST_AT_ONCE = 1024  # reports in one call of the system (IOV_MAX)
 
 
@@ -28,9 +29,9 @@ class Spool:
         self._spares, self._fresh = spares, fresh
         self._held: dict[int, bytes] = {}
         self._unwritten: dict[int, bytes] = {}  # held only
-        self._descriptor: int | None = None  # opened when it is needed; -1: closed for good
+        self._descriptor: int | None = None  # opened when it is needed
         self._lock = Lock()  # two threads may have the first reports
-        self._writing = Lock()  # the system lets one write at a time too, but others spin
+        self._using = Lock()  # the file: nobody closes it, and it is nobody else's, meanwhile
         self._deleted = False
         self._named = False  # whether the folder is sure to remember the file
 
@@ -41,14 +42,18 @@ class Spool:
                 if self._descriptor is None:
                     opened = self._spares.make if self._fresh else self._spares.open
                     self._descriptor = opened(self.path)
-        if self._descriptor < 0:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        self._check_open()
         return self._descriptor
+
+    def _check_open(self) -> None:
+        if self._descriptor == _CLOSED:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     def write(self, slot: int, report: bytes) -> None:
         if len(report) != self._length:
             raise ValueError("a report of another length")
         with self._lock:
+            self._check_open()
             if (len(self._held) + 1) * self._length <= _HELD_BYTES:
                 self._held[slot] = self._unwritten[slot] = report
                 return
@@ -63,16 +68,21 @@ class Spool:
                 self._put(run[0], [reports[slot] for slot in run])
         except BaseException:
             with self._lock:
-                self._unwritten |= reports
+                if self._descriptor != _CLOSED:
+                    self._unwritten |= reports
             raise
 
+    def forget(self, slot: int) -> None:
+        """The report of this slot is not wanted any more."""
+        with self._lock:
+            self._held.pop(slot, None)
+            self._unwritten.pop(slot, None)
+
     def _put(self, slot: int, reports: list[bytes]) -> None:
-        with self._writing:
+        with self._using:  # the system lets one write at a time, too, but others spin
             written = os.pwritev(self._file, reports, slot * self._length)
-        if written != len(reports) * self._length:
-            raise OSError(
-                errno.ENOSPC, os.strerror(errno.ENOSPC)
-            )  # as much as the disk had room for
+        if written != len(reports) * self._length:  # as much as the disk had room for
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self) -> None:
         self.flush()
@@ -99,17 +109,18 @@ class Spool:
                 continue
             for start in range(0, self._length, CHUNK_BYTES):
                 wanted = min(CHUNK_BYTES, self._length - start)
-                piece = os.pread(self._file, wanted, slot * self._length + start)
+                with self._using:
+                    piece = os.pread(self._file, wanted, slot * self._length + start)
                 if len(piece) != wanted:
                     raise OSError(errno.EIO, f"{self.path}: a report is missing")
                 yield piece
 
     def close(self) -> None:
-        with self._lock:
-            file, self._descriptor = self._descriptor, -1  # at once: another thread finds none
+        with self._using, self._lock:
+            file, self._descriptor = self._descriptor, _CLOSED
             self._held, self._unwritten = {}, {}
-        if file is not None and file >= 0:
-            os.close(file)
+            if file is not None and file != _CLOSED:
+                os.close(file)
 
     def delete(self) -> None:
         self.close()

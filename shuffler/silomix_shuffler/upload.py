@@ -4,10 +4,10 @@ Large ones that find no room in time are written to a file that has no name.
 """
 
 import asyncio
+import os
 import tempfile
 from contextlib import suppress
 from hashlib import sha256
-from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +16,7 @@ from silomix_protocol.tls import CHUNK_BYTES
 from silomix_shuffler.errors import NoRoom, WrongLength
 
 _LARGE_AT_ONCE = 4  # in memory
-_PATIENCE_S = 0.5
+_PATIENCE_S, _MOST_TURNS = 0.5, 10
 _NO_ROOM = "this mix cannot store your report"
 
 
@@ -28,17 +28,18 @@ class Room:
         self._given_back = 0
 
     async def taken(self) -> bool:
-        """Wait for a place as long as others leave theirs; False if nobody does."""
-        while True:
+        """Wait for a place while others leave theirs; False if nobody does, or after 5 s."""
+        for _ in range(_MOST_TURNS):
             before = self._given_back
             try:
                 async with asyncio.timeout(_PATIENCE_S):
                     await self._free.acquire()
             except TimeoutError:
                 if self._given_back == before:
-                    return False
+                    break
             else:
                 return True
+        return False
 
     def give_back(self) -> None:
         self._given_back += 1
@@ -50,9 +51,9 @@ class Upload:
 
     def __init__(self, wanted: int, folder: Path, room: Room | None = None) -> None:
         """A large one has a place in `room`, or is written to a file in `folder`."""
-        self._left = wanted
+        self._wanted = self._left = wanted
         self._hash = sha256()
-        self._chunks: list[bytes] = []
+        self._content = bytearray()
         self._room = room
         self.large = is_large(wanted)
         self._file = _nameless(folder) if self.large and room is None else None
@@ -73,23 +74,22 @@ class Upload:
         self._left -= len(chunk)
         self._hash.update(chunk)
         if self._file is None:
-            self._chunks.append(chunk)
+            self._content += chunk
             return
         try:
             self._file.write(chunk)
         except OSError as error:
             raise NoRoom(_NO_ROOM) from error
 
-    def read(self) -> bytes | memoryview:
-        """What came in; from a file it is the system's own copy of it."""
+    def read(self) -> bytes | bytearray:
         if self._file is None:
-            return b"".join(self._chunks)
+            return self._content
         self._file.flush()
-        return memoryview(mmap(self._file.fileno(), 0, prot=PROT_READ))
+        return os.pread(self._file.fileno(), self._wanted, 0)
 
     def close(self) -> None:
         """Forget it; said again, it changes nothing."""
-        room, self._room, self._chunks = self._room, None, []
+        room, self._room, self._content = self._room, None, bytearray()
         if room is not None:
             room.give_back()
         if self._file is not None:

@@ -125,9 +125,12 @@ class FullLog(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def test_a_log_that_cannot_be_written_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("log", [FullLog(), None], ids=["full", "none"])
+def test_a_log_that_cannot_be_written_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, log: io.StringIO | None
+) -> None:
     logs.configure("mix-1")
-    monkeypatch.setattr(sys, "stderr", FullLog())
+    monkeypatch.setattr(sys, "stderr", log)
     heard: list[str] = []
     with logs.heard_by(lambda name, _, *, warning: heard.append(f"{name} {warning}")):
         logs.event("one")

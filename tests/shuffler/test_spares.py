@@ -1,5 +1,7 @@
 """Emptied files that are used again: nothing of a batch is left in them."""
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -67,6 +69,23 @@ def test_a_spare_that_somebody_deleted_is_made_anew(tmp_path: Path, spares: Spar
     batch(tmp_path / "one", spares, b"report").delete()
     for spare in (tmp_path / "spare").iterdir():
         spare.unlink()
+    batch(tmp_path / "two", spares, b"report").close()
+    assert (tmp_path / "two").read_bytes() == b"report"
+
+
+def test_a_file_that_cannot_be_kept_is_deleted(
+    tmp_path: Path, spares: Spares, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches may be on a disk of their own, behind a link."""
+    spool = batch(tmp_path / "one", spares, b"report")
+    with monkeypatch.context() as elsewhere:
+
+        def refuses(*_: object) -> None:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+        elsewhere.setattr(os, "rename", refuses)
+        spool.delete()
+    assert [each.name for each in tmp_path.iterdir()] == ["spare"]
     batch(tmp_path / "two", spares, b"report").close()
     assert (tmp_path / "two").read_bytes() == b"report"
 

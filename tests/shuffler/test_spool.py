@@ -4,9 +4,10 @@ import os
 import stat
 import tracemalloc
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -126,6 +127,48 @@ def test_what_found_no_room_is_not_taken_for_written(
     spool.close()
 
 
+def test_what_is_not_wanted_any_more_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a full disk refused is sent again, for another slot."""
+    monkeypatch.setattr(spools, "_HELD_BYTES", 2**20)
+    spool = spool_at(tmp_path / "body")
+    spool.write(0, b"report 0")
+    spool.write(1, b"refused!")
+    spool.forget(1)
+    spool.sync()
+    assert (tmp_path / "body").read_bytes() == b"report 0"
+    with pytest.raises(OSError, match="a report is missing"):
+        list(spool.read([1]))
+    spool.close()
+
+
+def test_nobody_closes_the_file_while_it_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number, or the emptied file itself, could be another batch's by then."""
+    monkeypatch.setattr(spools, "_HELD_BYTES", 0)
+    spool, writing, may_go = spool_at(tmp_path / "body"), Event(), Event()
+    write = os.pwritev
+
+    def slowly(*args: Any) -> int:
+        writing.set()
+        assert may_go.wait(10.0)
+        return write(*args)
+
+    monkeypatch.setattr(os, "pwritev", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        written = threads.submit(spool.write, 0, b"report 0")
+        assert writing.wait(10.0)
+        deleted = threads.submit(spool.delete)
+        assert not wait([deleted], timeout=0.2).done
+        may_go.set()
+        written.result(10.0)
+        deleted.result(10.0)
+    assert list(tmp_path.iterdir()) == []
+    assert [each.read_bytes() for each in tmp_path.with_suffix(".spare").iterdir()] == [b""]
+
+
 def test_closed_on_the_way_it_fails_as_a_file_does(tmp_path: Path) -> None:
     """A round may be abandoned while another thread writes it down."""
     spool = spool_at(tmp_path / "body")
@@ -135,6 +178,8 @@ def test_closed_on_the_way_it_fails_as_a_file_does(tmp_path: Path) -> None:
         spool.sync()
     with pytest.raises(OSError, match="Bad file descriptor"):
         list(spool.read([0]))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        spool.write(1, b"report 1")
 
 
 def test_memory_holds_a_part_of_a_batch_only(

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,26 @@ def test_who_waits_for_a_place_waits_as_long_as_others_leave_theirs(
         return await asyncio.gather(*waiting)
 
     assert asyncio.run(scene()) == [True] * 30, "1.5 s in all, longer than anybody's patience"
+
+
+def test_nobody_waits_for_a_place_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silos that come and go could otherwise keep the others out until the deadline."""
+    monkeypatch.setattr(uploads, "_LARGE_AT_ONCE", 0)
+    monkeypatch.setattr(uploads, "_PATIENCE_S", 0.05)
+
+    class Restless(Room):
+        @property
+        def _given_back(self) -> float:  # type: ignore[override]
+            return time.monotonic()
+
+        @_given_back.setter
+        def _given_back(self, _: float) -> None:
+            pass
+
+    async def scene() -> bool:
+        return await asyncio.wait_for(Restless().taken(), 30.0)
+
+    assert not asyncio.run(scene())
 
 
 def test_a_large_one_is_in_a_file_that_has_no_name(tmp_path: Path) -> None:
