@@ -1,8 +1,12 @@
-"""Long tests first: two workers take files in turn, and the last ones should be short."""
+"""Long tests first: two workers take files in turn, and the last ones should be short.
+
+Each test begins as nobody's process.
+"""
 
 from pathlib import Path
 
 import pytest
+from silomix_protocol import logs
 
 _FIRST = ("machines", "system", "cli", "mixnet", "shuffler", "deploy")
 _HERE = Path(__file__).parent
@@ -14,3 +18,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
     items.sort(key=turn)
+
+
+@pytest.fixture(autouse=True)
+def _log_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A party that a test runs in its own process would keep the log of all tests that follow."""
+    monkeypatch.setattr(logs, "_lines", None)

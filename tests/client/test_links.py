@@ -11,7 +11,6 @@ import pytest
 from silomix.main import app
 from silomix_client.links import FILE, Condition, Links, Purpose, standing
 from silomix_client.retries import pause_s
-from silomix_protocol import logs
 from support.consortia import make_consortium
 from typer.testing import CliRunner
 
@@ -38,10 +37,7 @@ def held(state: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logs, "_lines", None)
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, logger="silomix")
     return caplog
 

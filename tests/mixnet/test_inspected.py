@@ -29,7 +29,7 @@ from silomix_proto import (
     mix_pb2_grpc,
     round_pb2,
 )
-from silomix_protocol import logs, route
+from silomix_protocol import route
 from silomix_protocol.certificates import Authority
 from silomix_protocol.introduction import Door, Introduced, introduce
 from silomix_protocol.keys import ForgedSignature
@@ -59,10 +59,7 @@ def made(consortium: Consortium, tmp_path: Path) -> Consortium:
 
 
 @pytest.fixture
-def log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logs, "_lines", None)
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, logger="silomix")
     return caplog
 

@@ -15,11 +15,6 @@ from silomix_protocol import logs
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-@pytest.fixture(autouse=True)
-def _nobodys_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_lines", None)
-
-
 def test_an_event_is_one_line_with_time_party_name_and_fields(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
