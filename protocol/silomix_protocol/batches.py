@@ -117,15 +117,20 @@ def check_report(report: bytes | bytearray, digest: bytes) -> None:
         raise BrokenBatch("a report is not the one that was stated")
 
 
+def _cut(report: bytes) -> Sequence[bytes | memoryview]:
+    """Pieces of at most a chunk; a report that is one itself is not copied."""
+    if len(report) <= CHUNK_BYTES:
+        return (report,)
+    view = memoryview(report)
+    return [view[at : at + CHUNK_BYTES] for at in range(0, len(report), CHUNK_BYTES)]
+
+
 def _chunks(reports: Iterable[bytes]) -> Iterator[bytes]:
     """Report bytes in pieces of about a chunk: many small reports together, large ones cut."""
     gathered: list[bytes | memoryview] = []
     size = 0
     for report in reports:
-        whole = len(report) <= CHUNK_BYTES
-        view = report if whole else memoryview(report)
-        for start in range(0, len(report), CHUNK_BYTES):
-            piece = view if whole else view[start : start + CHUNK_BYTES]
+        for piece in _cut(report):
             if size + len(piece) > CHUNK_BYTES:
                 yield b"".join(gathered)
                 gathered, size = [], 0

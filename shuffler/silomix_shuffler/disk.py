@@ -1,7 +1,7 @@
 """The one thread that writes: what many streams have to say goes to disk together.
 
-SQLite and the spools are touched by this thread only.  Reports that arrive while a commit is
-under way share the next one, so that a disk that takes its time costs a batch little.
+SQLite is touched by this thread only, and spools are made durable by it.  Reports that arrive while
+a commit is under way share the next one, so that a disk that takes its time costs a batch little.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from silomix_shuffler.store import Kept, Store
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
-_GATHER_S = 0.02  # nobody waits for a receipt to go on
+_GATHER_S = 0.02  # the batch waits for others anyway, and a receipt with it
 _Entry = tuple[RoundDigest, Kept, Spool]
 _Step = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 

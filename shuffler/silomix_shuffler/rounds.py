@@ -214,7 +214,7 @@ class Rounds:
                 await self._let_pass(current)
 
     async def _let_pass(self, current: Round) -> None:
-        """Once the batch is complete it goes first: nobody waits for a receipt to go on."""
+        """Once the batch is complete it goes first: a silo needs its receipt before the list."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_RECEIPT_S):
                 await current.left.wait()

@@ -16,7 +16,7 @@ from silomix_protocol.tls import CHUNK_BYTES
 from silomix_shuffler.errors import NoRoom, WrongLength
 
 _LARGE_AT_ONCE = 4  # in memory
-_PATIENCE_S, _MOST_TURNS = 0.5, 10
+_PATIENCE_S, _MOST_TURNS = 0.5, 10  # nobody waits for longer than 5 s
 _NO_ROOM = "this mix cannot store your report"
 
 
@@ -28,7 +28,7 @@ class Room:
         self._given_back = 0
 
     async def taken(self) -> bool:
-        """Wait for a place while others leave theirs; False if nobody does, or after 5 s."""
+        """Wait for a place while others leave theirs; False if nobody does, or in the end."""
         for _ in range(_MOST_TURNS):
             before = self._given_back
             try:
