@@ -84,6 +84,7 @@ class Running:
 
 def main() -> None:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without the processes
     lines = []
     with _checked_out(options.commit) as before:
         print("  before ms   now ms  times |   CPU  by role, before / now")
