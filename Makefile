@@ -1,12 +1,20 @@
 # `make demo` and `make test` make their own environment in .venv; nothing else is needed.
-PYTHON ?= python3.11
+# The newest that this was tested with and that is here; another: make PYTHON=/path/to/python
+PYTHON ?= $(shell for each in python3.13 python3.12 python3.11; do \
+	$$each -c 'import ensurepip, venv' 2>/dev/null && echo $$each && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := core protocol client shuffler server authority cli
+PACKAGES := core protocol client shuffler server authority lab cli
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# By SHA-256, and wheels only: what a source needs to be built would come unchecked.
+LOCKED := $(PIP) --require-hashes --only-binary :all: -r locks/build.txt
+OWN := $(PIP) --no-index --no-deps --no-build-isolation -e .
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --only-binary :all: \
+	--no-annotate --no-emit-index-url --custom-compile-command 'make lock' $(UPGRADE)
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 
-.PHONY: demo test check format proto bundle clean
+.PHONY: demo test test-short explore check format proto lock bundle clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run  ## the whole system on this machine, with defaults
@@ -14,6 +22,15 @@ demo: $(VENV)/.run  ## the whole system on this machine, with defaults
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-short: $(VENV)/.dev  ## what may differ with a Python or a Flower: contracts, vectors, a demo; five minutes
+	$(BIN)/python -m pytest -n 2 --dist load tests/system/test_flower_contract.py tests/system/test_start.py \
+		tests/protocol/test_vectors.py tests/protocol/rounds tests/protocol/grpc_calls tests/client/data \
+		tests/core/study tests/core/test_discrete_gaussian.py
+	demo=$$(mktemp -d) && $(BIN)/silomix demo --out $$demo/demo --silos 3 --rounds 6; status=$$?; rm -rf $$demo; exit $$status
+
+explore: $(VENV)/.dev  ## every state of small worlds of the protocol, then as much of a large one as an hour allows
+	cd tests && ../$(BIN)/python -m exploration
 
 check: $(VENV)/.dev  ## format, lint, types, import direction, generated code
 	$(BIN)/ruff format --check .
@@ -29,19 +46,32 @@ format: $(VENV)/.dev
 proto: $(VENV)/.dev  ## regenerate proto/silomix_proto
 	PATH="$(CURDIR)/$(BIN):$$PATH" proto/generate
 
-bundle: $(VENV)/.run  ## dist/: everything for machines without network, with hashes
-	$(BIN)/python deploy/bundle/build.py
+lock: $(VENV)/.run  ## locks/ anew after pyproject.toml changed; UPGRADE=--upgrade: the newest versions
+	$(COMPILE) --extra dev --output-file locks/dev.txt pyproject.toml
+	$(COMPILE) --extra demo --constraint locks/dev.txt --output-file locks/demo.txt pyproject.toml
+	$(COMPILE) --extra duckdb --extra parquet --extra postgresql --constraint locks/dev.txt \
+		--output-file locks/operators.txt pyproject.toml
+	$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+		| $(COMPILE) --constraint locks/dev.txt --output-file locks/build.txt -
+
+bundle: $(VENV)/.run  ## dist/: everything for machines without network, with hashes; SIGN=KEY signs them
+	$(BIN)/python deploy/bundle/build.py $(if $(SIGN),--sign $(SIGN))
 
 clean:
-	rm -rf $(VENV) silomix-demo dist
+	rm -rf .venv* silomix-demo dist
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 with venv is here: install one, or name it:" \
+		"make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+$(VENV)/.run: pyproject.toml locks/build.txt locks/demo.txt | $(BIN)/python
+	$(LOCKED) -r locks/demo.txt
+	$(OWN)
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(VENV)/.dev: pyproject.toml locks/build.txt locks/dev.txt | $(BIN)/python
+	$(LOCKED) -r locks/dev.txt
+	$(OWN)
 	touch $@ $(VENV)/.run

@@ -21,21 +21,22 @@ from pathlib import Path
 from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 from rich.console import Console
 from rich.table import Table
-from silomix.consortium import Addresses, StudyChoices, create
-from silomix_client.config import MAIN, Policy
-from silomix_client.entries import Approval
-from silomix_client.ledger import Ledger, StoredReport
-from silomix_client.ledger_check import verify
-from silomix_core import mechanism as mechanism_module
+from silomix_client.config.silo_config import MAIN, Policy
+from silomix_client.ledger.entries import Approval
+from silomix_client.ledger.ledger import Ledger, StoredReport
+from silomix_client.ledger.verify_ledger import verify
 from silomix_core.accounting import composition, renyi
 from silomix_core.accounting.budget import Budget
 from silomix_core.accounting.events import PrivacyTarget, Scheme
-from silomix_core.losses import LossName
-from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
-from silomix_core.study import Study
-from silomix_core.task import Feature, Scaling, Task
-from silomix_protocol.descriptor import AttemptKeys, Descriptor, issue
+from silomix_core.mechanism import mechanism as mechanism_module
+from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.study.study import Study
+from silomix_core.study.writer import StudyChoices
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
+from silomix_lab.consortium.create import Addresses, create
 from silomix_protocol.keys import SigningKey
+from silomix_protocol.rounds.descriptor import AttemptKeys, Descriptor, issue
 
 TARGET = PrivacyTarget(3.0, 3.33e-7)
 SILOS, RECORDS, DIMENSION, ROUNDS = 25, 1734, 50, 100
@@ -158,7 +159,7 @@ def sample_study(folder: Path):
 
 def descriptor(study: Study, number: int, key: SigningKey) -> Descriptor:
     keys = AttemptKeys(bytes(32), (bytes(32),) * len(study.mixes), bytes(32))
-    return issue(study, number, 1, tuple(silo.name for silo in study.silos), b"", keys, key)
+    return issue(study, number, 1, b"", keys, key)
 
 
 def seconds(act: Callable[[], object], times: int) -> float:

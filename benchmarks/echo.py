@@ -15,9 +15,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.tls import CHUNK_BYTES, Identity, ServerContext
-from silomix_server.children import end_with_parent
-from silomix_shuffler.run import make_room
+from silomix_protocol.connections.tls import Identity, ServerContext
+from silomix_protocol.grpc_calls.call_limits import CHUNK_BYTES
+from silomix_server.flower.child_processes import end_with_parent
+from silomix_shuffler.process import make_room
 
 _RECEIPT = mix_pb2.Receipt(
     digest=bytes(32), report=bytes(32), status=mix_pb2.Receipt.ACCEPTED, signature=bytes(64)

@@ -6,7 +6,8 @@
 A machine's speed changes from one minute to the next by more than many changes are worth.  So a
 study of each commit runs at the same time, each with `benchmarks/rounds.py` of its own, and while
 one plays its rounds all processes of the other are stopped (SIGSTOP): turns of half a second.  The
-other commit is checked out beside this one and runs with this environment's packages.
+other commit is checked out beside this one and runs with this environment's packages; what it needs
+beside them is installed by hand (for 7a32e20: `.venv/bin/pip install voprf==0.2.0`).
 
 Columns: median milliseconds of a round, before and now, and how many times as much that is; the
 same for CPU milliseconds, all roles together, then each; a line for each pair of studies.
@@ -30,7 +31,7 @@ from pathlib import Path
 import psutil
 
 HERE = Path(__file__).resolve().parent.parent
-PARTS = ("core", "proto", "protocol", "client", "shuffler", "server", "authority", "cli")
+PARTS = ("core", "proto", "protocol", "client", "shuffler", "server", "authority", "lab", "cli")
 TURN_S = 0.5
 STARTED = 3  # rounds: then a study waits for the other one
 LIMIT_S = 900.0

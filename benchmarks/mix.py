@@ -53,14 +53,14 @@ from played import (
     signer,
     traffic,
 )
-from silomix.consortium import Consortium
-from silomix.demo.processes import Processes, Role
-from silomix.demo.run import free_ports
-from silomix_protocol.descriptor import RoundDigest
+from silomix_lab.consortium.create import Consortium
+from silomix_lab.consortium.processes import Processes, Role
+from silomix_lab.demo.run_demo import free_ports
 from silomix_protocol.keys import SealKey, verify
-from silomix_protocol.onion import open_layer
-from silomix_protocol.statements import sign_receipt
-from silomix_server.children import end, spawn
+from silomix_protocol.rounds.descriptor import RoundDigest
+from silomix_protocol.rounds.onion import open_layer
+from silomix_protocol.rounds.statements import sign_receipt
+from silomix_server.flower.child_processes import end, spawn
 
 DIMENSIONS, BATCHES = (50, 10_000, 1_000_000), (25, 100, 1000)
 QUICK = {(50, 25), (50, 100), (10_000, 25), (10_000, 100), (1_000_000, 25)}

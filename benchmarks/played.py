@@ -16,22 +16,24 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from silomix.consortium import Addresses, Consortium, StudyChoices, create
-from silomix.demo.run import free_ports
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.losses import LossName
-from silomix_core.report import report_bytes
-from silomix_core.task import Feature, Scaling, Task
+from silomix_core.mechanism.report_format import report_bytes
+from silomix_core.study.writer import StudyChoices
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
+from silomix_lab.consortium.create import Addresses, Consortium, create
+from silomix_lab.demo.run_demo import free_ports
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.asking import Asking
-from silomix_protocol.batches import frames
-from silomix_protocol.descriptor import AttemptKeys, Descriptor, RoundDigest, issue
+from silomix_protocol.connections.tls import SUBMIT_BYTES, Identity
+from silomix_protocol.grpc_calls.question_stream import Asking
 from silomix_protocol.keys import SealKey, SigningKey
-from silomix_protocol.onion import LAYER_BYTES, onion_bytes, open_layer, seal
-from silomix_protocol.roundkeys import fingerprint
-from silomix_protocol.statements import sign_hop
-from silomix_protocol.tls import SUBMIT_BYTES, Identity
-from silomix_protocol.tokens import payload_bytes
+from silomix_protocol.rounds.batches import frames
+from silomix_protocol.rounds.descriptor import AttemptKeys, Descriptor, RoundDigest, issue
+from silomix_protocol.rounds.heights import sign_height
+from silomix_protocol.rounds.onion import LAYER_BYTES, onion_bytes, open_layer, seal
+from silomix_protocol.rounds.round_keys import fingerprint
+from silomix_protocol.rounds.statements import sign_hop
+from silomix_protocol.rounds.tokens import payload_bytes
 
 MIXES = 3
 _TIMEOUT_S = 300.0
@@ -123,23 +125,28 @@ def traffic(made: Consortium, hop: Hop, number: int, keys: round_pb2.RoundKeys) 
         mixes=tuple(fingerprint(each) for each in mix_keys),
         token=bytes(32),
     )
-    silos = tuple(silo.name for silo in made.study.silos)
-    descriptor = issue(made.study, number, 1, silos, b"query", attempt, signer(made, "server"))
+    descriptor = issue(made.study, number, 1, b"query", attempt, signer(made, "server"))
+    silos = descriptor.silos
     reports = arriving(made, hop, keys.seal, descriptor.digest, len(silos))
     if hop is not Hop.FIRST:
         chain = _chain(made, hop, descriptor, reports)
         batch = frames(descriptor.digest, chain, reports)
         return Traffic(descriptor, [[frame.SerializeToString() for frame in batch]])
     streams = [
-        submission(made, silo, descriptor.digest, report)
+        submission(made, silo, descriptor, report)
         for silo, report in zip(silos, reports, strict=True)
     ]
     return Traffic(descriptor, streams)
 
 
-def submission(made: Consortium, silo: str, digest: RoundDigest, report: bytes) -> list[bytes]:
-    signature = signer(made, silo).sign("report", digest, sha256(report).digest())
-    header = mix_pb2.SubmitHeader(digest=digest, bytes=len(report), signature=signature)
+def submission(made: Consortium, silo: str, descriptor: Descriptor, report: bytes) -> list[bytes]:
+    key, digest = signer(made, silo), descriptor.digest
+    header = mix_pb2.SubmitHeader(
+        digest=digest,
+        bytes=len(report),
+        signature=key.sign("report", digest, sha256(report).digest()),
+        height=sign_height(silo, (0, descriptor.round), bytes(32), key).to_wire(),
+    )
     pieces = [report[at : at + SUBMIT_BYTES] for at in range(0, len(report), SUBMIT_BYTES)]
     messages = [mix_pb2.SubmitFrame(header=header, chunk=pieces[0])]
     messages += [mix_pb2.SubmitFrame(chunk=piece) for piece in pieces[1:]]

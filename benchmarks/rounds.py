@@ -11,6 +11,7 @@ in each role (all its processes together), peak resident MB of the largest proce
 
 import argparse
 import json
+import secrets
 import statistics
 import sys
 import tempfile
@@ -21,17 +22,18 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from silomix.consortium import Addresses, Consortium, StudyChoices, create
-from silomix.demo.processes import Processes, Role
-from silomix.demo.run import free_ports
-from silomix_client.config import load as load_silo
-from silomix_client.entries import Approval
-from silomix_client.ledger import Ledger
-from silomix_client.snapshot import freeze
+from silomix_client.config.silo_config import load as load_silo
+from silomix_client.data.snapshot import freeze
+from silomix_client.ledger.entries import Approval
+from silomix_client.ledger.ledger import Ledger
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.losses import LossName
-from silomix_core.task import Feature, Scaling, Task
-from silomix_core.update import Records
+from silomix_core.model.clipped_sum import Records
+from silomix_core.study.writer import StudyChoices
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
+from silomix_lab.consortium.create import Addresses, Consortium, create
+from silomix_lab.consortium.processes import Processes, Role
+from silomix_lab.demo.run_demo import free_ports
 from stock_flower import measure as measure_stock_flower
 
 MIXES = 2
@@ -154,7 +156,7 @@ def _approve(made: Consortium, config: Path, dimension: int, records: int, seed:
     encoded = Records(made.study.task.encode(features), rng.choice([-1.0, 1.0], records))
     snapshot = freeze(encoded, made.study.identity, settings.state / "snapshots")
     content = (made.folder / "study.toml").read_bytes()
-    approval = Approval(made.study, settings.name, snapshot, bytes(32))
+    approval = Approval(made.study, settings.name, snapshot, secrets.token_bytes(32))
     ledger.approve(approval, content, datetime.now(UTC))
     ledger.close()
 

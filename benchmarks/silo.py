@@ -34,11 +34,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import numpy as np
 from numpy.typing import NDArray
-from silomix_client.keystream import fresh_keystream
-from silomix_core.losses import LossName, loss
-from silomix_core.noise import SIGMA_UNITS, RandomBytes, discrete_gaussian, prepare_tables
-from silomix_core.task import UNIT
-from silomix_core.update import ClippedSum, Records, to_grid
+from silomix_client.random_stream import fresh_keystream
+from silomix_core.discrete_gaussian import (
+    SIGMA_UNITS,
+    RandomBytes,
+    discrete_gaussian,
+    prepare_tables,
+)
+from silomix_core.model.clipped_sum import ClippedSum, Records, to_grid
+from silomix_core.task.losses import LossName, loss
+from silomix_core.task.task import UNIT
 from support.exact import canonne_kamath_steinke, discrete_gaussian_cdf
 
 SHAPES = ((1734, 50), (100_000, 50), (10_000, 1000), (100_000, 1000), (200, 10_000), (8, 1_000_000))

@@ -12,10 +12,10 @@ this N, n, d and ε.  (For one fixed problem the risk falls faster: a theorem is
 
 Two regimes: ε = 0.5, where noise decides and the theorems say √(d ln(1/δ))/(εn√N), and ε = 30,
 where records do and they say 1/√(Nn).  Gao et al. 2024, Thm 2.1 and 3.4; one-pass: Lowy &
-Razaviyayn 2023, Thm 3.1 as quoted there, (√(d ln(1/δ))/(εn√N))^⅘.
+Razaviyayn 2021, long version, Thm 2.3 (docs/privacy.md, Literature), (√(d ln(1/δ))/(εn√N))^⅘.
 
-Every run is the study that `silomix simulate` would run, its noise calibrated as on the network.
-Standard errors: jackknife over trials.
+Every run is the study that `silomix simulate --aggregation mean` would run, its noise calibrated
+as on the network.  Standard errors: jackknife over trials.
 
 **Rounds and gradient evaluations** that the theorems ask for, by the algorithms' own `phases`, with
 no cap, at d = n and ε = 1 as in Gao et al., Tables 1 and 2.  Gradients are counted for full
@@ -37,13 +37,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.algorithms.base import Setting
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.algorithms.seam import Setting
-from silomix_core.federation import rehearsal
-from silomix_core.losses import LossName
-from silomix_core.mechanism import Participant
-from silomix_core.task import Feature, Scaling, Task
-from silomix_core.update import Records
+from silomix_core.mechanism.mechanism import Participant
+from silomix_core.model.clipped_sum import Records
+from silomix_core.reports.aggregation import MEAN
+from silomix_core.simulation.one_process import rehearsal
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
 
 Floats = NDArray[np.float64]
 
@@ -157,6 +158,7 @@ class Run:
             rounds=rounds_of(self.name, size),
             radius=RADIUS,
             clip=CLIP,
+            aggregation=MEAN,  # what the theorems are about
         )
         rng = np.random.default_rng(
             [self.trial, int(1e6 * self.strength), *map(int, size_key(size))]

@@ -6,9 +6,9 @@ Each test begins as nobody's process.
 from pathlib import Path
 
 import pytest
-from silomix_protocol import logs
+from silomix_protocol.host import logs
 
-_FIRST = ("machines", "system", "cli", "mixnet", "shuffler", "deploy")
+_FIRST = ("machines", "system", "lab", "cli", "mixnet", "shuffler", "deploy")
 _HERE = Path(__file__).parent
 
 
@@ -22,5 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _log_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A party that a test runs in its own process would keep the log of all tests that follow."""
+    """A party that a test runs in its own process would keep the log of all tests that follow, and
+    warnings of all tests before would count."""
     monkeypatch.setattr(logs, "_lines", None)
+    monkeypatch.setattr(logs, "_left_out", logs._LeftOut())

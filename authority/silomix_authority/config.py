@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from silomix_core.fields import InvalidField, Table
-from silomix_protocol.certificates import Authority, RefusedCertificate
-from silomix_protocol.files import named
+from silomix_core.toml_table import InvalidField, TomlTable
+from silomix_protocol.certificates.certificates import Authority, RefusedCertificate
+from silomix_protocol.host.durable import make_folder
+from silomix_protocol.host.operator_files import named
+from silomix_protocol.host.ownership import check_state, read_own
 from silomix_protocol.keys import read_secret
 
-from silomix_authority.errors import InvalidConfig
+from silomix_authority.errors import InvalidAuthorityConfig
 
 FILE = "authority.toml"
 _LONGEST = timedelta(days=398)
@@ -37,18 +39,18 @@ class AuthorityConfig:
     @property
     def state(self) -> Path:
         folder = self.folder / "state"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
         return folder
 
     def authority(self) -> Authority:
-        """The certificate and the key that signs everybody else's."""
+        """The authority's certificate and key, which sign everybody else's certificates."""
         path = self.folder / "ca.crt"
-        with named(path, InvalidConfig):
-            certificate = path.read_bytes()
+        with named(path, InvalidAuthorityConfig):
+            certificate = read_own(path)
         try:
             return Authority.load(certificate, read_secret(self.folder / "ca.key"))
         except RefusedCertificate as error:
-            raise InvalidConfig(f"{self.folder}: ca.crt or ca.key: {error}") from error
+            raise InvalidAuthorityConfig(f"{self.folder}: ca.crt or ca.key: {error}") from error
 
     def table(self) -> dict[str, object]:
         hour = timedelta(hours=1)
@@ -62,13 +64,14 @@ class AuthorityConfig:
 
 
 def load(path: Path) -> AuthorityConfig:
-    with named(path, InvalidConfig):
-        return parse(path.read_text(encoding="utf-8"), path.parent)
+    with named(path, InvalidAuthorityConfig):
+        check_state(path.parent / "state")
+        return parse(read_own(path).decode("utf-8"), path.parent)
 
 
 def parse(text: str, folder: Path) -> AuthorityConfig:
-    """What the text of an authority.toml in this folder says."""
-    table = Table(tomllib.loads(text))
+    """Parse the text of an authority.toml that is in this folder."""
+    table = TomlTable(tomllib.loads(text))
     address, listen = table.address("address"), table.address("listen")
     days, hours = timedelta(days=1), timedelta(hours=1)
     config = AuthorityConfig(
@@ -83,7 +86,7 @@ def parse(text: str, folder: Path) -> AuthorityConfig:
     return config
 
 
-def _life(table: Table, key: str, unit: timedelta, default: float) -> timedelta:
+def _life(table: TomlTable, key: str, unit: timedelta, default: float) -> timedelta:
     value = table.number(key, default)
     if not 0 < value <= _LONGEST / unit:
         raise InvalidField(f"{key} must be above 0 and at most {_LONGEST / unit:g}")

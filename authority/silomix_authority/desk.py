@@ -10,18 +10,24 @@ from datetime import UTC, datetime, timedelta
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from silomix_proto import authority_pb2
-from silomix_protocol.certificates import (
+from silomix_proto import authority_pb2, ledger_pb2
+from silomix_protocol.certificates.certificates import (
     Authority,
     Life,
     RefusedCertificate,
     key_der,
-    name_after,
     requested_key,
     shown,
 )
+from silomix_protocol.enrolment.membership import (
+    VERSION,
+    Invitation,
+    Member,
+    PartyKind,
+    authority_fingerprint,
+)
 from silomix_protocol.keys import ForgedSignature, SigningKey, verify, verify_node_proof
-from silomix_protocol.membership import VERSION, Invitation, Kind, Member, authority_fingerprint
+from silomix_protocol.rounds.heights import Height, HeightBook, check_height
 
 from silomix_authority.config import AuthorityConfig
 from silomix_authority.errors import (
@@ -37,11 +43,11 @@ from silomix_authority.errors import (
 )
 from silomix_authority.register import Invited, Issued, Party, Register
 
-_CLOCKS = timedelta(minutes=10)  # how old a signed request may be
+_CLOCKS = timedelta(minutes=10)  # how far from now a signed request may be
 _SIGN_KEY_BYTES = 32
-_ENOUGH = 8  # valid certificates of a party; with so many it gets one more only
+_ENOUGH = 8  # valid certificates of a party: with so many it gets one more only after a pause
 _PAUSE = (
-    20  # after this part of a certificate's life: the revocation list must not grow without end
+    20  # the pause is 1/_PAUSE of a certificate's life: the revocation list must not grow endlessly
 )
 
 
@@ -50,11 +56,12 @@ class Desk:
         self._config, self._register = config, register
         self._authority: Authority = config.authority()
         self._fingerprint = authority_fingerprint(self._authority.pem)
+        self._heights = HeightBook(register.heights(), register.keep_height)
 
     # The operator -------------------------------------------------------------------------------
 
     def invite(self, member: Member, now: datetime, life: timedelta | None = None) -> Invitation:
-        """An invitation for a party that is no member; an earlier one becomes useless."""
+        """Invite a party that is no member; earlier invitations of that name become useless."""
         key = SigningKey.generate()
         expires = now + (life or self._config.invitation_life)
         with self._register.change():
@@ -91,7 +98,7 @@ class Desk:
         self._check_join(request, invited)
         key = _requested(request.csr, invited.member.name)
         with self._register.change():
-            invited = self._invited(request)  # as it is now that nobody else can use it
+            invited = self._invited(request)  # again, now that nobody else can use it
             if invited.state == "used":
                 issued = self._joined_before(request, invited, key)
             else:
@@ -105,7 +112,7 @@ class Desk:
         return invited
 
     def _check_join(self, request: authority_pb2.JoinRequest, invited: Invited) -> None:
-        """Whoever asks has the invitation's key, and the signing and node keys that it wants to
+        """Refuse whoever lacks the invitation's key, or the signing or node key that it wants to
         enrol.  The TLS key's owner signed the request for its certificate."""
         parts = (request.csr, request.sign_key, request.node_key, request.statement)
         try:
@@ -116,7 +123,7 @@ class Desk:
             raise RefusedRequest(str(error)) from error
         if len(request.sign_key) != _SIGN_KEY_BYTES:
             raise RefusedRequest("a signing key has 32 bytes")
-        if invited.member.kind is Kind.SILO:
+        if invited.member.kind is PartyKind.SILO:
             self._check_node_proof(request, _node_key(request.node_key))
         elif request.node_key or request.node_proof:
             raise RefusedRequest(f"a {invited.member.kind.value} has no node key")
@@ -124,7 +131,7 @@ class Desk:
     def _check_node_proof(
         self, request: authority_pb2.JoinRequest, key: ec.EllipticCurvePublicKey
     ) -> None:
-        """Else a party could enrol the key of one that is to come, which would be kept out."""
+        """Refuse whoever lacks the node key: it could enrol, and keep out, a party yet to come."""
         if not request.node_proof:
             raise RefusedRequest(
                 "the request does not show that you have the node key; install the same release "
@@ -202,7 +209,24 @@ class Desk:
             if issued is None or now >= issued.expires:
                 self._check_enough(party.member.name, now)
                 issued = self._issue(party.member, key, now)
-            return self._membership(issued, now)
+            membership = self._membership(issued, now)
+        if (earlier := self.witnessed(request.name, request.height)) is not None:
+            membership.height.CopyFrom(earlier.to_wire())
+        return membership
+
+    def witnessed(self, silo: str, height: ledger_pb2.LedgerHeight) -> Height | None:
+        """Keep the height of a silo's ledger; return the one before, to show it, if it differs.
+
+        None if the silo did not sign it: the list is for anybody, whatever comes with a request.
+        """
+        party = self._register.party(silo) if height.signature else None
+        if party is None:
+            return None
+        try:
+            checked = check_height(height, silo, party.sign_key)
+        except ForgedSignature:
+            return None
+        return self._heights.exchange(party.sign_key, checked)
 
     def _check_enough(self, name: str, now: datetime) -> None:
         valid = self._register.valid_certificates(name, now)
@@ -234,20 +258,20 @@ class Desk:
 
     def revocation_list(self, now: datetime) -> bytes:
         register = self._register
-        with register.reading():  # an operator may revoke meanwhile, and one number is one list
+        with register.reading():  # an operator may revoke meanwhile, and a number names one list
             changes, serials = register.changes(), register.revoked_serials(now)
         life = self._config.list_life
         return self._authority.revocation_list(len(changes), serials, changes, now, life)
 
     def _issue(self, member: Member, key: ec.EllipticCurvePublicKey, now: datetime) -> Issued:
-        back = name_after(member.name, self._register.changes().count(member.name))
         certificate = self._authority.certify(
             member.name,
-            member.hosts if back == member.name else (back, *member.hosts),
+            member.hosts,
             key,
             now,
             self._config.certificate_life,
             serves=member.serves,
+            changes=self._register.changes().count(member.name),
         )
         issued = Issued(
             serial=certificate.serial_number,
@@ -290,6 +314,6 @@ def _node_key(node_key: bytes) -> ec.EllipticCurvePublicKey:
         raise RefusedRequest("the node key is not a key") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
         raise RefusedRequest("the node key must be a P-384 key")
-    if key_der(key) != node_key:  # a key that is known, written otherwise, would pass for a new one
+    if key_der(key) != node_key:  # a known key, encoded otherwise, would pass for a new one
         raise RefusedRequest("the node key must be in DER, its point uncompressed")
     return key

@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from silomix_protocol.durable import one_moment, open_database, transaction
-from silomix_protocol.membership import Kind, Member
+from silomix_protocol.enrolment.membership import Member, PartyKind
+from silomix_protocol.host.durable import one_moment, open_database, transaction
+from silomix_protocol.rounds.heights import SCHEMA as HEIGHTS
+from silomix_protocol.rounds.heights import Height, keep_height, kept_heights
 
 _VERSION = 2
 _UPGRADES = {
@@ -23,7 +25,8 @@ INSERT OR IGNORE INTO used_keys SELECT sign_key FROM parties;
 INSERT OR IGNORE INTO used_keys SELECT node_key FROM parties WHERE node_key != x''
 """
 }
-_SCHEMA = """
+_SCHEMA = (
+    """
 CREATE TABLE IF NOT EXISTS invitations (
   key BLOB PRIMARY KEY, name TEXT NOT NULL, kind TEXT NOT NULL, addresses TEXT NOT NULL,
   expires REAL NOT NULL, state TEXT NOT NULL);
@@ -36,8 +39,10 @@ CREATE TABLE IF NOT EXISTS certificates (
   issued REAL NOT NULL, expires REAL NOT NULL, revoked REAL);
 CREATE INDEX IF NOT EXISTS certificates_of ON certificates (name, issued);
 CREATE TABLE IF NOT EXISTS revocations (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT);
-CREATE TABLE IF NOT EXISTS used_keys (key BLOB PRIMARY KEY)
+CREATE TABLE IF NOT EXISTS used_keys (key BLOB PRIMARY KEY);
 """
+    + HEIGHTS
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Party:
     sign_key: bytes
     node_key: bytes
     statement: bytes
-    invitation: bytes  # the key that it joined with
+    invitation: bytes  # key of the invitation that it joined with
     joined: datetime
     revoked: datetime | None
 
@@ -80,8 +85,8 @@ class Register:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Everything inside or nothing, as part of a change around it if there is one; nobody else
-        writes meanwhile."""
+        """Write everything inside or nothing, as part of a change around it if there is one; nobody
+        else writes meanwhile."""
         if self._database.in_transaction:
             yield
             return
@@ -90,7 +95,7 @@ class Register:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """What is read inside is of one moment, as part of a change around it if there is one."""
+        """Read everything inside as of one moment, that of a change around it if there is one."""
         if self._database.in_transaction:
             yield
             return
@@ -115,7 +120,7 @@ class Register:
         return _invited(rows[0]) if rows else None
 
     def invitations(self) -> list[Invited]:
-        """Those that can still be used, if they have not expired."""
+        """The open invitations, expired ones too."""
         rows = self._rows("SELECT * FROM invitations WHERE state = 'open' ORDER BY name")
         return [_invited(row) for row in rows]
 
@@ -123,7 +128,7 @@ class Register:
         self._database.execute("UPDATE invitations SET state = 'used' WHERE key = ?", (key,))
 
     def withdraw_invitations(self, name: str) -> int:
-        """Make open invitations of this name useless; how many there were."""
+        """Withdraw the open invitations of this name; return how many there were."""
         return self._database.execute(
             "UPDATE invitations SET state = 'withdrawn' WHERE name = ? AND state = 'open'", (name,)
         ).rowcount
@@ -131,7 +136,7 @@ class Register:
     # Parties ------------------------------------------------------------------------------------
 
     def set_party(self, party: Party) -> None:
-        """Add a party; one that was revoked comes back with new keys, the old ones stay known."""
+        """Add a party; a revoked one comes back with new keys, its old keys stay known."""
         self._database.executemany(
             "INSERT INTO used_keys VALUES (?)",
             [(key,) for key in (party.sign_key, party.node_key) if key],
@@ -170,7 +175,7 @@ class Register:
         return bool(self._rows("SELECT 1 FROM used_keys WHERE key IN (?, ?)", sign_key, node_key))
 
     def revoke(self, name: str, now: datetime) -> None:
-        """The party and every certificate of it."""
+        """Revoke a party and every certificate of it."""
         moment = now.timestamp()
         self._database.execute("UPDATE parties SET revoked = ? WHERE name = ?", (moment, name))
         self._database.execute(
@@ -178,6 +183,16 @@ class Register:
             (moment, name),
         )
         self.count_change(name)
+
+    # How far silos' ledgers are -----------------------------------------------------------------
+
+    def heights(self) -> dict[bytes, Height]:
+        """The highest height of every silo's ledger, by the silo's signing key."""
+        return kept_heights(self._database)
+
+    def keep_height(self, sign_key: bytes, height: Height) -> None:
+        with self.change():
+            keep_height(self._database, sign_key, height)
 
     # Certificates -------------------------------------------------------------------------------
 
@@ -195,7 +210,7 @@ class Register:
         )
 
     def certificate(self, name: str, key: bytes) -> Issued | None:
-        """The latest that this party has for this key."""
+        """The party's latest certificate for this key that is not revoked."""
         rows = self._rows(
             "SELECT * FROM certificates WHERE name = ? AND key = ? AND revoked IS NULL "
             "ORDER BY issued DESC LIMIT 1",
@@ -211,7 +226,7 @@ class Register:
         return _issued(rows[0]) if rows else None
 
     def valid_certificates(self, name: str, now: datetime) -> list[Issued]:
-        """Those of this party that would have to be revoked, the latest first."""
+        """The party's certificates that are neither revoked nor expired, the latest first."""
         rows = self._rows(
             "SELECT * FROM certificates WHERE name = ? AND revoked IS NULL AND expires > ? "
             "ORDER BY issued DESC",
@@ -220,18 +235,18 @@ class Register:
         )
         return [_issued(row) for row in rows]
 
-    # What the list says -------------------------------------------------------------------------
+    # What the revocation list says --------------------------------------------------------------
 
     def count_change(self, name: str) -> None:
-        """A member is barred, or a barred party is a member again: these take turns."""
+        """Count that a member is barred, or a barred party is a member again: these take turns."""
         self._database.execute("INSERT INTO revocations (name) VALUES (?)", (name,))
 
     def changes(self) -> list[str]:
-        """Who was revoked or came back, one name for each time."""
+        """The parties that were revoked or came back, one name for each time."""
         return [str(name) for (name,) in self._rows("SELECT name FROM revocations ORDER BY number")]
 
     def revoked_serials(self, now: datetime) -> list[int]:
-        """Of certificates that have not expired."""
+        """The numbers of the revoked certificates that have not expired."""
         rows = self._rows(
             "SELECT serial FROM certificates WHERE revoked IS NOT NULL AND expires > ?",
             now.timestamp(),
@@ -247,7 +262,7 @@ def _member_values(member: Member) -> tuple[str, str, str]:
 
 
 def _member(name: str, kind: str, addresses: str) -> Member:
-    return Member(name, Kind(kind), tuple(addresses.split()))
+    return Member(name, PartyKind(kind), tuple(addresses.split()))
 
 
 def _invited(row: Any) -> Invited:

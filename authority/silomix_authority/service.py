@@ -7,12 +7,13 @@ from typing import TypeVar
 
 import grpc
 from silomix_proto import authority_pb2, authority_pb2_grpc
-from silomix_protocol import logs
-from silomix_protocol.certificates import common_name, parse_certificate
-from silomix_protocol.tls import ServerContext
+from silomix_protocol.certificates.certificates import common_name, parse_certificate
+from silomix_protocol.connections.tls import ServerContext
+from silomix_protocol.grpc_calls.call_limits import RefusedCall
+from silomix_protocol.host import logs
 
 from silomix_authority.desk import Desk
-from silomix_authority.errors import Refused
+from silomix_authority.errors import NotGranted
 
 _FRESH = timedelta(seconds=1)  # how long a signed list is given out again: signing costs more
 
@@ -25,36 +26,39 @@ class AuthorityService(authority_pb2_grpc.AuthorityServicer):
         self._list: tuple[datetime, bytes] | None = None
 
     async def Join(  # noqa: N802
-        self, request: authority_pb2.JoinRequest, context: ServerContext
+        self, request: authority_pb2.JoinRequest, _context: ServerContext
     ) -> authority_pb2.Membership:
-        answer = await _answered(context, lambda: self._desk.join(request, self._clock()))
-        logs.event("party_joined", party=common_name(parse_certificate(answer.certificate)))
+        answer = _answered(lambda: self._desk.join(request, self._clock()))
+        logs.paced("party_joined", party=common_name(parse_certificate(answer.certificate)))
         return answer
 
     async def Renew(  # noqa: N802
-        self, request: authority_pb2.RenewRequest, context: ServerContext
+        self, request: authority_pb2.RenewRequest, _context: ServerContext
     ) -> authority_pb2.Membership:
-        answer = await _answered(context, lambda: self._desk.renew(request, self._clock()))
-        logs.event("certificate_renewed", party=request.name)
+        answer = _answered(lambda: self._desk.renew(request, self._clock()))
+        logs.paced("certificate_renewed", party=request.name)
         return answer
 
     async def List(  # noqa: N802
-        self, _request: authority_pb2.ListRequest, context: ServerContext
+        self, request: authority_pb2.ListRequest, _context: ServerContext
     ) -> authority_pb2.RevocationList:
-        return await _answered(context, self._current_list)
+        return _answered(lambda: self._current_list(request))
 
-    def _current_list(self) -> authority_pb2.RevocationList:
+    def _current_list(self, request: authority_pb2.ListRequest) -> authority_pb2.RevocationList:
         now = self._clock()
         if self._list is None or not timedelta() <= now - self._list[0] < _FRESH:
             self._list = now, self._desk.revocation_list(now)
-        return authority_pb2.RevocationList(list=self._list[1])
+        earlier = self._desk.witnessed(request.name, request.height)
+        return authority_pb2.RevocationList(
+            list=self._list[1], height=None if earlier is None else earlier.to_wire()
+        )
 
 
-async def _answered(context: ServerContext, decide: Callable[[], Result]) -> Result:
-    """What was decided; our own refusals go back with their sentence, anything else without."""
+def _answered(decide: Callable[[], Result]) -> Result:
+    """The decision; our own refusals go back with their sentence, other errors without."""
     try:
         return decide()
-    except Refused as refusal:
+    except NotGranted as refusal:
         logs.warning("request_refused", kind=type(refusal).__name__, reason=refusal)
         code, reason = grpc.StatusCode.PERMISSION_DENIED, str(refusal)
     except (sqlite3.Error, OSError) as error:
@@ -63,5 +67,4 @@ async def _answered(context: ServerContext, decide: Callable[[], Result]) -> Res
     except Exception as error:
         logs.warning("request_failed", error=type(error).__name__)
         code, reason = grpc.StatusCode.INTERNAL, "internal error"
-    await context.abort(code, reason)
-    raise AssertionError("abort returned")
+    raise RefusedCall(code, reason)

@@ -1,16 +1,24 @@
 """What a silo refuses, and what its operator is told."""
 
+from silomix_protocol.host.logs import printable
+
 
 class SiloError(Exception):
     """Base of everything a silo refuses; the message is for its operator."""
 
 
-class InvalidConfig(SiloError):
+class InvalidSiloConfig(SiloError):
     """The configuration, policy or a key cannot be used."""
 
 
 class BadRecords(SiloError):
-    """The data cannot be used for the study: file, row and column are named."""
+    """The data cannot be used for the study: file, row and column are named.
+
+    The message may show what stands in the data, and never more than a line of printable text.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class NotApproved(SiloError):
@@ -33,8 +41,12 @@ class TokenMissing(SiloError):
     """The server gave this silo no token for the round, so the round is not answered."""
 
 
+class Unsettled(SiloError):
+    """It is not known whether the last report was used, which the next answer depends on."""
+
+
 class NotTaken(SiloError):
-    """The first mix says that it did not take a report: the round is over, or it is not its own."""
+    """The first mix says that it did not take a report: its round is over, or not the mix's own."""
 
 
 class BudgetExhausted(SiloError):
@@ -43,6 +55,14 @@ class BudgetExhausted(SiloError):
 
 class LedgerBroken(SiloError):
     """The ledger is not what this silo wrote: somebody changed it, or part of it was lost."""
+
+
+class SiloBusy(SiloError):
+    """Another process of this silo holds what this one waited for."""
+
+
+class LedgerBehind(SiloError):
+    """Somebody has this silo's signature on a ledger that has more, or other, entries than this."""
 
 
 class AuditLogBroken(SiloError):

@@ -22,25 +22,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from silomix_proto import ledger_pb2 as silomix__proto_dot_ledger__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsilomix_proto/authority.proto\x12\nsilomix.v1\"\x9d\x01\n\x0bJoinRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ninvitation\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63sr\x18\x03 \x01(\x0c\x12\x10\n\x08sign_key\x18\x04 \x01(\x0c\x12\x10\n\x08node_key\x18\x05 \x01(\x0c\x12\x11\n\tstatement\x18\x06 \x01(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\x12\x12\n\nnode_proof\x18\x08 \x01(\x0c\"]\n\x0cRenewRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03\x63sr\x18\x03 \x01(\x0c\x12\x0e\n\x06time_s\x18\x04 \x01(\x04\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"/\n\nMembership\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x0c\n\x04list\x18\x02 \x01(\x0c\"\x1e\n\x0bListRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\"\x1e\n\x0eRevocationList\x12\x0c\n\x04list\x18\x01 \x01(\x0c\x32\xbc\x01\n\tAuthority\x12\x37\n\x04Join\x12\x17.silomix.v1.JoinRequest\x1a\x16.silomix.v1.Membership\x12\x39\n\x05Renew\x12\x18.silomix.v1.RenewRequest\x1a\x16.silomix.v1.Membership\x12;\n\x04List\x12\x17.silomix.v1.ListRequest\x1a\x1a.silomix.v1.RevocationListb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsilomix_proto/authority.proto\x12\nsilomix.v1\x1a\x1asilomix_proto/ledger.proto\"\x9d\x01\n\x0bJoinRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ninvitation\x18\x02 \x01(\x0c\x12\x0b\n\x03\x63sr\x18\x03 \x01(\x0c\x12\x10\n\x08sign_key\x18\x04 \x01(\x0c\x12\x10\n\x08node_key\x18\x05 \x01(\x0c\x12\x11\n\tstatement\x18\x06 \x01(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\x12\x12\n\nnode_proof\x18\x08 \x01(\x0c\"\x87\x01\n\x0cRenewRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03\x63sr\x18\x03 \x01(\x0c\x12\x0e\n\x06time_s\x18\x04 \x01(\x04\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12(\n\x06height\x18\x08 \x01(\x0b\x32\x18.silomix.v1.LedgerHeight\"Y\n\nMembership\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x0c\n\x04list\x18\x02 \x01(\x0c\x12(\n\x06height\x18\x08 \x01(\x0b\x32\x18.silomix.v1.LedgerHeight\"V\n\x0bListRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x06height\x18\x08 \x01(\x0b\x32\x18.silomix.v1.LedgerHeight\"H\n\x0eRevocationList\x12\x0c\n\x04list\x18\x01 \x01(\x0c\x12(\n\x06height\x18\x08 \x01(\x0b\x32\x18.silomix.v1.LedgerHeight2\xbc\x01\n\tAuthority\x12\x37\n\x04Join\x12\x17.silomix.v1.JoinRequest\x1a\x16.silomix.v1.Membership\x12\x39\n\x05Renew\x12\x18.silomix.v1.RenewRequest\x1a\x16.silomix.v1.Membership\x12;\n\x04List\x12\x17.silomix.v1.ListRequest\x1a\x1a.silomix.v1.RevocationListb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'silomix_proto.authority_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOINREQUEST']._serialized_start=46
-  _globals['_JOINREQUEST']._serialized_end=203
-  _globals['_RENEWREQUEST']._serialized_start=205
-  _globals['_RENEWREQUEST']._serialized_end=298
-  _globals['_MEMBERSHIP']._serialized_start=300
-  _globals['_MEMBERSHIP']._serialized_end=347
-  _globals['_LISTREQUEST']._serialized_start=349
-  _globals['_LISTREQUEST']._serialized_end=379
-  _globals['_REVOCATIONLIST']._serialized_start=381
-  _globals['_REVOCATIONLIST']._serialized_end=411
-  _globals['_AUTHORITY']._serialized_start=414
-  _globals['_AUTHORITY']._serialized_end=602
+  _globals['_JOINREQUEST']._serialized_start=74
+  _globals['_JOINREQUEST']._serialized_end=231
+  _globals['_RENEWREQUEST']._serialized_start=234
+  _globals['_RENEWREQUEST']._serialized_end=369
+  _globals['_MEMBERSHIP']._serialized_start=371
+  _globals['_MEMBERSHIP']._serialized_end=460
+  _globals['_LISTREQUEST']._serialized_start=462
+  _globals['_LISTREQUEST']._serialized_end=548
+  _globals['_REVOCATIONLIST']._serialized_start=550
+  _globals['_REVOCATIONLIST']._serialized_end=622
+  _globals['_AUTHORITY']._serialized_start=625
+  _globals['_AUTHORITY']._serialized_end=813
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,8 @@
+from silomix_proto import ledger_pb2 as _ledger_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -25,35 +27,45 @@ class JoinRequest(_message.Message):
     def __init__(self, version: _Optional[int] = ..., invitation: _Optional[bytes] = ..., csr: _Optional[bytes] = ..., sign_key: _Optional[bytes] = ..., node_key: _Optional[bytes] = ..., statement: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., node_proof: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("version", "name", "csr", "time_s", "signature")
+    __slots__ = ("version", "name", "csr", "time_s", "signature", "height")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CSR_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     csr: bytes
     time_s: int
     signature: bytes
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., csr: _Optional[bytes] = ..., time_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    height: _ledger_pb2.LedgerHeight
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., csr: _Optional[bytes] = ..., time_s: _Optional[int] = ..., signature: _Optional[bytes] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ...) -> None: ...
 
 class Membership(_message.Message):
-    __slots__ = ("certificate", "list")
+    __slots__ = ("certificate", "list", "height")
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     certificate: bytes
     list: bytes
-    def __init__(self, certificate: _Optional[bytes] = ..., list: _Optional[bytes] = ...) -> None: ...
+    height: _ledger_pb2.LedgerHeight
+    def __init__(self, certificate: _Optional[bytes] = ..., list: _Optional[bytes] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "name", "height")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    name: str
+    height: _ledger_pb2.LedgerHeight
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ...) -> None: ...
 
 class RevocationList(_message.Message):
-    __slots__ = ("list",)
+    __slots__ = ("list", "height")
     LIST_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     list: bytes
-    def __init__(self, list: _Optional[bytes] = ...) -> None: ...
+    height: _ledger_pb2.LedgerHeight
+    def __init__(self, list: _Optional[bytes] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ...) -> None: ...

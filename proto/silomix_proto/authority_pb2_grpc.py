@@ -73,7 +73,8 @@ class AuthorityServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Anybody: the certificates and parties that are no longer to be trusted.
+        """Anybody: the certificates and parties that are no longer to be trusted. A silo leaves its height here
+        and in Renew, and sees the highest that the authority has of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,43 +23,44 @@ _sym_db = _symbol_database.Default()
 
 
 from silomix_proto import introduction_pb2 as silomix__proto_dot_introduction__pb2
+from silomix_proto import ledger_pb2 as silomix__proto_dot_ledger__pb2
 from silomix_proto import mix_pb2 as silomix__proto_dot_mix__pb2
 from silomix_proto import round_pb2 as silomix__proto_dot_round__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsilomix_proto/channel.proto\x12\nsilomix.v1\x1a silomix_proto/introduction.proto\x1a\x17silomix_proto/mix.proto\x1a\x19silomix_proto/round.proto\"\xe5\x01\n\tSiloFrame\x12+\n\x06\x66ollow\x18\x01 \x01(\x0b\x32\x19.silomix.v1.FollowRequestH\x00\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.silomix.v1.TokenRequestH\x00\x12-\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1b.silomix.v1.CommittedAnswerH\x00\x12\x11\n\x07inspect\x18\x04 \x01(\x0cH\x00\x12$\n\x06signed\x18\x05 \x01(\x0b\x32\x12.silomix.v1.SignedH\x00\x12\x0e\n\x04\x65\x63ho\x18\x06 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"-\n\rFollowRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05study\x18\x02 \x01(\x0c\"G\n\x0cTokenRequest\x12\x13\n\x0b\x66irst_round\x18\x01 \x01(\r\x12\x0f\n\x07\x62linded\x18\x02 \x03(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x89\x01\n\x0f\x43ommittedAnswer\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x30\n\x0c\x63onfirmation\x18\x02 \x01(\x0b\x32\x18.silomix.v1.ConfirmationH\x00\x12*\n\tcomplaint\x18\x03 \x01(\x0b\x32\x15.silomix.v1.ComplaintH\x00\x42\x08\n\x06\x61nswer\"\xbc\x03\n\x0c\x43hannelEvent\x12,\n\x07stretch\x18\x01 \x01(\x0b\x32\x19.silomix.v1.StretchOpenedH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.silomix.v1.TokenReplyH\x00\x12)\n\x06opened\x18\x03 \x01(\x0b\x32\x17.silomix.v1.RoundOpenedH\x00\x12\x15\n\x0bquery_chunk\x18\x04 \x01(\x0cH\x00\x12/\n\tcommitted\x18\x05 \x01(\x0b\x32\x1a.silomix.v1.RoundCommittedH\x00\x12)\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x17.silomix.v1.RoundClosedH\x00\x12&\n\x07passage\x18\x07 \x01(\x0b\x32\x13.silomix.v1.PassageH\x00\x12\'\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x16.silomix.v1.LeaseEndedH\x00\x12$\n\x06signed\x18\n \x01(\x0b\x32\x12.silomix.v1.SignedH\x00\x12\x0e\n\x04\x65\x63ho\x18\x0b \x01(\x0cH\x00\x12&\n\x04more\x18\t \x03(\x0b\x32\x18.silomix.v1.ChannelEventB\x07\n\x05\x65vent\"\\\n\rStretchOpened\x12\x13\n\x0b\x66irst_round\x18\x01 \x01(\r\x12\"\n\x05lists\x18\x02 \x03(\x0b\x32\x13.silomix.v1.KeyList\x12\x12\n\ntoken_keys\x18\x03 \x03(\x0c\"4\n\nTokenReply\x12\x13\n\x0b\x66irst_round\x18\x01 \x01(\r\x12\x11\n\tevaluated\x18\x02 \x03(\x0c\"\xe1\x01\n\x0bRoundOpened\x12\x30\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1c.silomix.v1.SignedDescriptor\x12\x13\n\x0bquery_bytes\x18\x02 \x01(\x04\x12\x12\n\nserver_key\x18\x03 \x01(\x0c\x12\'\n\x08mix_keys\x18\x04 \x03(\x0b\x32\x15.silomix.v1.RoundKeys\x12\"\n\x05lists\x18\x05 \x03(\x0b\x32\x13.silomix.v1.KeyList\x12*\n\tabandoned\x18\x06 \x03(\x0b\x32\x17.silomix.v1.Abandonment\"B\n\x0eRoundCommitted\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04list\x18\x02 \x01(\x0c\x12\x12\n\nsignatures\x18\x03 \x03(\x0c\"+\n\x0bRoundClosed\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04void\x18\x02 \x01(\x08\"F\n\x07Passage\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12+\n\tstatement\x18\x02 \x01(\x0b\x32\x18.silomix.v1.HopStatement\"\xeb\x01\n\tComplaint\x12\x30\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1c.silomix.v1.SignedDescriptor\x12\x0c\n\x04silo\x18\x02 \x01(\r\x12$\n\x07receipt\x18\x03 \x01(\x0b\x32\x13.silomix.v1.Receipt\x12-\n\tcommitted\x18\x04 \x01(\x0b\x32\x1a.silomix.v1.RoundCommitted\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\r\n\x05trail\x18\x06 \x03(\x0c\x12\'\n\x05\x63hain\x18\x07 \x03(\x0b\x32\x18.silomix.v1.HopStatement\"\x1c\n\nLeaseEnded\x12\x0e\n\x06reason\x18\x01 \x01(\t2\x81\x01\n\x0cRoundChannel\x12=\n\x06\x46ollow\x12\x15.silomix.v1.SiloFrame\x1a\x18.silomix.v1.ChannelEvent(\x01\x30\x01\x12\x32\n\x05Greet\x12\x14.silomix.v1.Greeting\x1a\x13.silomix.v1.Welcomeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsilomix_proto/channel.proto\x12\nsilomix.v1\x1a silomix_proto/introduction.proto\x1a\x1asilomix_proto/ledger.proto\x1a\x17silomix_proto/mix.proto\x1a\x19silomix_proto/round.proto\"\xe5\x01\n\tSiloFrame\x12+\n\x06\x66ollow\x18\x01 \x01(\x0b\x32\x19.silomix.v1.FollowRequestH\x00\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.silomix.v1.TokenRequestH\x00\x12-\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1b.silomix.v1.CommittedAnswerH\x00\x12\x11\n\x07inspect\x18\x04 \x01(\x0cH\x00\x12$\n\x06signed\x18\x05 \x01(\x0b\x32\x12.silomix.v1.SignedH\x00\x12\x0e\n\x04\x65\x63ho\x18\x06 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"j\n\rFollowRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05study\x18\x02 \x01(\x0c\x12\x11\n\tunsettled\x18\x04 \x01(\x0c\x12(\n\x06height\x18\x08 \x01(\x0b\x32\x18.silomix.v1.LedgerHeight\"G\n\x0cTokenRequest\x12\x13\n\x0b\x66irst_round\x18\x01 \x01(\r\x12\x0f\n\x07\x62linded\x18\x02 \x03(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x89\x01\n\x0f\x43ommittedAnswer\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x30\n\x0c\x63onfirmation\x18\x02 \x01(\x0b\x32\x18.silomix.v1.ConfirmationH\x00\x12*\n\tcomplaint\x18\x03 \x01(\x0b\x32\x15.silomix.v1.ComplaintH\x00\x42\x08\n\x06\x61nswer\"\xe8\x03\n\x0c\x43hannelEvent\x12,\n\x07stretch\x18\x01 \x01(\x0b\x32\x19.silomix.v1.StretchOpenedH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.silomix.v1.TokenReplyH\x00\x12)\n\x06opened\x18\x03 \x01(\x0b\x32\x17.silomix.v1.RoundOpenedH\x00\x12\x15\n\x0bquery_chunk\x18\x04 \x01(\x0cH\x00\x12/\n\tcommitted\x18\x05 \x01(\x0b\x32\x1a.silomix.v1.RoundCommittedH\x00\x12)\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x17.silomix.v1.RoundClosedH\x00\x12&\n\x07passage\x18\x07 \x01(\x0b\x32\x13.silomix.v1.PassageH\x00\x12\'\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x16.silomix.v1.LeaseEndedH\x00\x12$\n\x06signed\x18\n \x01(\x0b\x32\x12.silomix.v1.SignedH\x00\x12\x0e\n\x04\x65\x63ho\x18\x0b \x01(\x0cH\x00\x12*\n\x06height\x18\x0f \x01(\x0b\x32\x18.silomix.v1.LedgerHeightH\x00\x12&\n\x04more\x18\t \x03(\x0b\x32\x18.silomix.v1.ChannelEventB\x07\n\x05\x65vent\"\\\n\rStretchOpened\x12\x13\n\x0b\x66irst_round\x18\x01 \x01(\r\x12\"\n\x05lists\x18\x02 \x03(\x0b\x32\x13.silomix.v1.KeyList\x12\x12\n\ntoken_keys\x18\x03 \x03(\x0c\"4\n\nTokenReply\x12\x13\n\x0b\x66irst_round\x18\x01 \x01(\r\x12\x11\n\tevaluated\x18\x02 \x03(\x0c\"\xe1\x01\n\x0bRoundOpened\x12\x30\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1c.silomix.v1.SignedDescriptor\x12\x13\n\x0bquery_bytes\x18\x02 \x01(\x04\x12\x12\n\nserver_key\x18\x03 \x01(\x0c\x12\'\n\x08mix_keys\x18\x04 \x03(\x0b\x32\x15.silomix.v1.RoundKeys\x12\"\n\x05lists\x18\x05 \x03(\x0b\x32\x13.silomix.v1.KeyList\x12*\n\tabandoned\x18\x06 \x03(\x0b\x32\x17.silomix.v1.Abandonment\"B\n\x0eRoundCommitted\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04list\x18\x02 \x01(\x0c\x12\x12\n\nsignatures\x18\x03 \x03(\x0c\"s\n\x0bRoundClosed\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04void\x18\x02 \x01(\x08\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12#\n\x07\x65ndings\x18\x04 \x03(\x0b\x32\x12.silomix.v1.Ending\x12\x0e\n\x06traced\x18\x05 \x01(\x08\"j\n\x07Passage\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12+\n\tstatement\x18\x02 \x01(\x0b\x32\x18.silomix.v1.HopStatement\x12\"\n\x06\x65nding\x18\x03 \x01(\x0b\x32\x12.silomix.v1.Ending\"\x9f\x02\n\tComplaint\x12\x30\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1c.silomix.v1.SignedDescriptor\x12\x0c\n\x04silo\x18\x02 \x01(\r\x12$\n\x07receipt\x18\x03 \x01(\x0b\x32\x13.silomix.v1.Receipt\x12-\n\tcommitted\x18\x04 \x01(\x0b\x32\x1a.silomix.v1.RoundCommitted\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\r\n\x05trail\x18\x06 \x03(\x0c\x12\'\n\x05\x63hain\x18\x07 \x03(\x0b\x32\x18.silomix.v1.HopStatement\x12#\n\x07\x65ndings\x18\x08 \x03(\x0b\x32\x12.silomix.v1.Ending\x12\r\n\x05onion\x18\t \x01(\x0c\"\x1c\n\nLeaseEnded\x12\x0e\n\x06reason\x18\x01 \x01(\t2\x81\x01\n\x0cRoundChannel\x12=\n\x06\x46ollow\x12\x15.silomix.v1.SiloFrame\x1a\x18.silomix.v1.ChannelEvent(\x01\x30\x01\x12\x32\n\x05Greet\x12\x14.silomix.v1.Greeting\x1a\x13.silomix.v1.Welcomeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'silomix_proto.channel_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SILOFRAME']._serialized_start=130
-  _globals['_SILOFRAME']._serialized_end=359
-  _globals['_FOLLOWREQUEST']._serialized_start=361
-  _globals['_FOLLOWREQUEST']._serialized_end=406
-  _globals['_TOKENREQUEST']._serialized_start=408
-  _globals['_TOKENREQUEST']._serialized_end=479
-  _globals['_COMMITTEDANSWER']._serialized_start=482
-  _globals['_COMMITTEDANSWER']._serialized_end=619
-  _globals['_CHANNELEVENT']._serialized_start=622
-  _globals['_CHANNELEVENT']._serialized_end=1066
-  _globals['_STRETCHOPENED']._serialized_start=1068
-  _globals['_STRETCHOPENED']._serialized_end=1160
-  _globals['_TOKENREPLY']._serialized_start=1162
-  _globals['_TOKENREPLY']._serialized_end=1214
-  _globals['_ROUNDOPENED']._serialized_start=1217
-  _globals['_ROUNDOPENED']._serialized_end=1442
-  _globals['_ROUNDCOMMITTED']._serialized_start=1444
-  _globals['_ROUNDCOMMITTED']._serialized_end=1510
-  _globals['_ROUNDCLOSED']._serialized_start=1512
-  _globals['_ROUNDCLOSED']._serialized_end=1555
-  _globals['_PASSAGE']._serialized_start=1557
-  _globals['_PASSAGE']._serialized_end=1627
-  _globals['_COMPLAINT']._serialized_start=1630
-  _globals['_COMPLAINT']._serialized_end=1865
-  _globals['_LEASEENDED']._serialized_start=1867
-  _globals['_LEASEENDED']._serialized_end=1895
-  _globals['_ROUNDCHANNEL']._serialized_start=1898
-  _globals['_ROUNDCHANNEL']._serialized_end=2027
+  _globals['_SILOFRAME']._serialized_start=158
+  _globals['_SILOFRAME']._serialized_end=387
+  _globals['_FOLLOWREQUEST']._serialized_start=389
+  _globals['_FOLLOWREQUEST']._serialized_end=495
+  _globals['_TOKENREQUEST']._serialized_start=497
+  _globals['_TOKENREQUEST']._serialized_end=568
+  _globals['_COMMITTEDANSWER']._serialized_start=571
+  _globals['_COMMITTEDANSWER']._serialized_end=708
+  _globals['_CHANNELEVENT']._serialized_start=711
+  _globals['_CHANNELEVENT']._serialized_end=1199
+  _globals['_STRETCHOPENED']._serialized_start=1201
+  _globals['_STRETCHOPENED']._serialized_end=1293
+  _globals['_TOKENREPLY']._serialized_start=1295
+  _globals['_TOKENREPLY']._serialized_end=1347
+  _globals['_ROUNDOPENED']._serialized_start=1350
+  _globals['_ROUNDOPENED']._serialized_end=1575
+  _globals['_ROUNDCOMMITTED']._serialized_start=1577
+  _globals['_ROUNDCOMMITTED']._serialized_end=1643
+  _globals['_ROUNDCLOSED']._serialized_start=1645
+  _globals['_ROUNDCLOSED']._serialized_end=1760
+  _globals['_PASSAGE']._serialized_start=1762
+  _globals['_PASSAGE']._serialized_end=1868
+  _globals['_COMPLAINT']._serialized_start=1871
+  _globals['_COMPLAINT']._serialized_end=2158
+  _globals['_LEASEENDED']._serialized_start=2160
+  _globals['_LEASEENDED']._serialized_end=2188
+  _globals['_ROUNDCHANNEL']._serialized_start=2191
+  _globals['_ROUNDCHANNEL']._serialized_end=2320
 # @@protoc_insertion_point(module_scope)

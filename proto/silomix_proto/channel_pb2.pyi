@@ -1,4 +1,5 @@
 from silomix_proto import introduction_pb2 as _introduction_pb2
+from silomix_proto import ledger_pb2 as _ledger_pb2
 from silomix_proto import mix_pb2 as _mix_pb2
 from silomix_proto import round_pb2 as _round_pb2
 from google.protobuf.internal import containers as _containers
@@ -26,12 +27,16 @@ class SiloFrame(_message.Message):
     def __init__(self, follow: _Optional[_Union[FollowRequest, _Mapping]] = ..., tokens: _Optional[_Union[TokenRequest, _Mapping]] = ..., answer: _Optional[_Union[CommittedAnswer, _Mapping]] = ..., inspect: _Optional[bytes] = ..., signed: _Optional[_Union[_introduction_pb2.Signed, _Mapping]] = ..., echo: _Optional[bytes] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("lease", "study")
+    __slots__ = ("lease", "study", "unsettled", "height")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     lease: str
     study: bytes
-    def __init__(self, lease: _Optional[str] = ..., study: _Optional[bytes] = ...) -> None: ...
+    unsettled: bytes
+    height: _ledger_pb2.LedgerHeight
+    def __init__(self, lease: _Optional[str] = ..., study: _Optional[bytes] = ..., unsettled: _Optional[bytes] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ...) -> None: ...
 
 class TokenRequest(_message.Message):
     __slots__ = ("first_round", "blinded", "signature")
@@ -54,7 +59,7 @@ class CommittedAnswer(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ..., confirmation: _Optional[_Union[_round_pb2.Confirmation, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ...) -> None: ...
 
 class ChannelEvent(_message.Message):
-    __slots__ = ("stretch", "tokens", "opened", "query_chunk", "committed", "closed", "passage", "ended", "signed", "echo", "more")
+    __slots__ = ("stretch", "tokens", "opened", "query_chunk", "committed", "closed", "passage", "ended", "signed", "echo", "height", "more")
     STRETCH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +70,7 @@ class ChannelEvent(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     SIGNED_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     stretch: StretchOpened
     tokens: TokenReply
@@ -76,8 +82,9 @@ class ChannelEvent(_message.Message):
     ended: LeaseEnded
     signed: _introduction_pb2.Signed
     echo: bytes
+    height: _ledger_pb2.LedgerHeight
     more: _containers.RepeatedCompositeFieldContainer[ChannelEvent]
-    def __init__(self, stretch: _Optional[_Union[StretchOpened, _Mapping]] = ..., tokens: _Optional[_Union[TokenReply, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., query_chunk: _Optional[bytes] = ..., committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., passage: _Optional[_Union[Passage, _Mapping]] = ..., ended: _Optional[_Union[LeaseEnded, _Mapping]] = ..., signed: _Optional[_Union[_introduction_pb2.Signed, _Mapping]] = ..., echo: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[ChannelEvent, _Mapping]]] = ...) -> None: ...
+    def __init__(self, stretch: _Optional[_Union[StretchOpened, _Mapping]] = ..., tokens: _Optional[_Union[TokenReply, _Mapping]] = ..., opened: _Optional[_Union[RoundOpened, _Mapping]] = ..., query_chunk: _Optional[bytes] = ..., committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., passage: _Optional[_Union[Passage, _Mapping]] = ..., ended: _Optional[_Union[LeaseEnded, _Mapping]] = ..., signed: _Optional[_Union[_introduction_pb2.Signed, _Mapping]] = ..., echo: _Optional[bytes] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ..., more: _Optional[_Iterable[_Union[ChannelEvent, _Mapping]]] = ...) -> None: ...
 
 class StretchOpened(_message.Message):
     __slots__ = ("first_round", "lists", "token_keys")
@@ -124,23 +131,31 @@ class RoundCommitted(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ..., list: _Optional[bytes] = ..., signatures: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RoundClosed(_message.Message):
-    __slots__ = ("digest", "void")
+    __slots__ = ("digest", "void", "signature", "endings", "traced")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ENDINGS_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     void: bool
-    def __init__(self, digest: _Optional[bytes] = ..., void: bool = ...) -> None: ...
+    signature: bytes
+    endings: _containers.RepeatedCompositeFieldContainer[_round_pb2.Ending]
+    traced: bool
+    def __init__(self, digest: _Optional[bytes] = ..., void: bool = ..., signature: _Optional[bytes] = ..., endings: _Optional[_Iterable[_Union[_round_pb2.Ending, _Mapping]]] = ..., traced: bool = ...) -> None: ...
 
 class Passage(_message.Message):
-    __slots__ = ("digest", "statement")
+    __slots__ = ("digest", "statement", "ending")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     statement: _round_pb2.HopStatement
-    def __init__(self, digest: _Optional[bytes] = ..., statement: _Optional[_Union[_round_pb2.HopStatement, _Mapping]] = ...) -> None: ...
+    ending: _round_pb2.Ending
+    def __init__(self, digest: _Optional[bytes] = ..., statement: _Optional[_Union[_round_pb2.HopStatement, _Mapping]] = ..., ending: _Optional[_Union[_round_pb2.Ending, _Mapping]] = ...) -> None: ...
 
 class Complaint(_message.Message):
-    __slots__ = ("descriptor", "silo", "receipt", "committed", "signature", "trail", "chain")
+    __slots__ = ("descriptor", "silo", "receipt", "committed", "signature", "trail", "chain", "endings", "onion")
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +163,8 @@ class Complaint(_message.Message):
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     TRAIL_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    ENDINGS_FIELD_NUMBER: _ClassVar[int]
+    ONION_FIELD_NUMBER: _ClassVar[int]
     descriptor: _round_pb2.SignedDescriptor
     silo: int
     receipt: _mix_pb2.Receipt
@@ -155,7 +172,9 @@ class Complaint(_message.Message):
     signature: bytes
     trail: _containers.RepeatedScalarFieldContainer[bytes]
     chain: _containers.RepeatedCompositeFieldContainer[_round_pb2.HopStatement]
-    def __init__(self, descriptor: _Optional[_Union[_round_pb2.SignedDescriptor, _Mapping]] = ..., silo: _Optional[int] = ..., receipt: _Optional[_Union[_mix_pb2.Receipt, _Mapping]] = ..., committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., signature: _Optional[bytes] = ..., trail: _Optional[_Iterable[bytes]] = ..., chain: _Optional[_Iterable[_Union[_round_pb2.HopStatement, _Mapping]]] = ...) -> None: ...
+    endings: _containers.RepeatedCompositeFieldContainer[_round_pb2.Ending]
+    onion: bytes
+    def __init__(self, descriptor: _Optional[_Union[_round_pb2.SignedDescriptor, _Mapping]] = ..., silo: _Optional[int] = ..., receipt: _Optional[_Union[_mix_pb2.Receipt, _Mapping]] = ..., committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., signature: _Optional[bytes] = ..., trail: _Optional[_Iterable[bytes]] = ..., chain: _Optional[_Iterable[_Union[_round_pb2.HopStatement, _Mapping]]] = ..., endings: _Optional[_Iterable[_Union[_round_pb2.Ending, _Mapping]]] = ..., onion: _Optional[bytes] = ...) -> None: ...
 
 class LeaseEnded(_message.Message):
     __slots__ = ("reason",)

@@ -22,21 +22,22 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from silomix_proto import ledger_pb2 as silomix__proto_dot_ledger__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n silomix_proto/introduction.proto\x12\nsilomix.v1\"\x94\x01\n\x0cIntroduction\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\r\n\x05study\x18\x03 \x01(\x0c\x12\x0c\n\x04silo\x18\x04 \x01(\t\x12\x10\n\x08listener\x18\x05 \x01(\t\x12\r\n\x05nonce\x18\x06 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x07 \x01(\x04\x12\x13\n\x0b\x63\x65rtificate\x18\x08 \x01(\x0c\",\n\x06Signed\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x19\n\x08Greeting\x12\r\n\x05study\x18\x01 \x01(\x0c\"<\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x0f\n\x07time_ms\x18\x03 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n silomix_proto/introduction.proto\x12\nsilomix.v1\x1a\x1asilomix_proto/ledger.proto\"\x94\x01\n\x0cIntroduction\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\r\n\x05study\x18\x03 \x01(\x0c\x12\x0c\n\x04silo\x18\x04 \x01(\t\x12\x10\n\x08listener\x18\x05 \x01(\t\x12\r\n\x05nonce\x18\x06 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x07 \x01(\x04\x12\x13\n\x0b\x63\x65rtificate\x18\x08 \x01(\x0c\",\n\x06Signed\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x19\n\x08Greeting\x12\r\n\x05study\x18\x01 \x01(\x0c\"f\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x0f\n\x07time_ms\x18\x03 \x01(\x04\x12(\n\x06height\x18\x04 \x01(\x0b\x32\x18.silomix.v1.LedgerHeightb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'silomix_proto.introduction_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INTRODUCTION']._serialized_start=49
-  _globals['_INTRODUCTION']._serialized_end=197
-  _globals['_SIGNED']._serialized_start=199
-  _globals['_SIGNED']._serialized_end=243
-  _globals['_GREETING']._serialized_start=245
-  _globals['_GREETING']._serialized_end=270
-  _globals['_WELCOME']._serialized_start=272
-  _globals['_WELCOME']._serialized_end=332
+  _globals['_INTRODUCTION']._serialized_start=77
+  _globals['_INTRODUCTION']._serialized_end=225
+  _globals['_SIGNED']._serialized_start=227
+  _globals['_SIGNED']._serialized_end=271
+  _globals['_GREETING']._serialized_start=273
+  _globals['_GREETING']._serialized_end=298
+  _globals['_WELCOME']._serialized_start=300
+  _globals['_WELCOME']._serialized_end=402
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,8 @@
+from silomix_proto import ledger_pb2 as _ledger_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -39,11 +41,13 @@ class Greeting(_message.Message):
     def __init__(self, study: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "release", "time_ms")
+    __slots__ = ("version", "release", "time_ms", "height")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     version: int
     release: str
     time_ms: int
-    def __init__(self, version: _Optional[int] = ..., release: _Optional[str] = ..., time_ms: _Optional[int] = ...) -> None: ...
+    height: _ledger_pb2.LedgerHeight
+    def __init__(self, version: _Optional[int] = ..., release: _Optional[str] = ..., time_ms: _Optional[int] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ...) -> None: ...

@@ -23,46 +23,47 @@ _sym_db = _symbol_database.Default()
 
 
 from silomix_proto import introduction_pb2 as silomix__proto_dot_introduction__pb2
+from silomix_proto import ledger_pb2 as silomix__proto_dot_ledger__pb2
 from silomix_proto import round_pb2 as silomix__proto_dot_round__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17silomix_proto/mix.proto\x12\nsilomix.v1\x1a silomix_proto/introduction.proto\x1a\x19silomix_proto/round.proto\"U\n\x0ePrepareRequest\x12\r\n\x05study\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_round\x18\x03 \x01(\r\x12\x0e\n\x06rounds\x18\x04 \x01(\r\"X\n\x0ePreparedRounds\x12!\n\x04list\x18\x01 \x01(\x0b\x32\x13.silomix.v1.KeyList\x12#\n\x04keys\x18\x02 \x03(\x0b\x32\x15.silomix.v1.RoundKeys\"\r\n\x0bRoundIsOpen\"F\n\x0bSubmitFrame\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.silomix.v1.SubmitHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"@\n\x0cSubmitHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\xb5\x01\n\x07Receipt\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06report\x18\x02 \x01(\x0c\x12*\n\x06status\x18\x03 \x01(\x0e\x32\x1a.silomix.v1.Receipt.Status\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\x0c\";\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\"Q\n\nBatchFrame\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.silomix.v1.BatchHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"Z\n\x0b\x42\x61tchHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\'\n\x05\x63hain\x18\x02 \x03(\x0b\x32\x18.silomix.v1.HopStatement\x12\x12\n\ncommitment\x18\x03 \x01(\x0c\"\x10\n\x0e\x46orwardReceipt\" \n\x0e\x43ollectRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"-\n\rCommitRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04list\x18\x02 \x01(\x0c\"\x1f\n\nCommitment\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"_\n\x0eReleaseRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04list\x18\x02 \x01(\x0c\x12/\n\rconfirmations\x18\x03 \x03(\x0b\x32\x18.silomix.v1.Confirmation\"\x1a\n\x0bReleasedKey\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x32\xc4\x04\n\x03Mix\x12\x41\n\x07Prepare\x12\x1a.silomix.v1.PrepareRequest\x1a\x1a.silomix.v1.PreparedRounds\x12\x41\n\x04Open\x12\x1c.silomix.v1.SignedDescriptor\x1a\x17.silomix.v1.RoundIsOpen(\x01\x30\x01\x12:\n\x06Submit\x12\x17.silomix.v1.SubmitFrame\x1a\x13.silomix.v1.Receipt(\x01\x30\x01\x12\x32\n\x05Greet\x12\x14.silomix.v1.Greeting\x1a\x13.silomix.v1.Welcome\x12?\n\x07\x46orward\x12\x16.silomix.v1.BatchFrame\x1a\x1a.silomix.v1.ForwardReceipt(\x01\x12?\n\x07\x43ollect\x12\x1a.silomix.v1.CollectRequest\x1a\x16.silomix.v1.BatchFrame0\x01\x12?\n\x06\x43ommit\x12\x19.silomix.v1.CommitRequest\x1a\x16.silomix.v1.Commitment(\x01\x30\x01\x12\x42\n\x07Release\x12\x1a.silomix.v1.ReleaseRequest\x1a\x17.silomix.v1.ReleasedKey(\x01\x30\x01\x12@\n\x07\x41\x62\x61ndon\x12\x1c.silomix.v1.SignedDescriptor\x1a\x17.silomix.v1.Abandonmentb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17silomix_proto/mix.proto\x12\nsilomix.v1\x1a silomix_proto/introduction.proto\x1a\x1asilomix_proto/ledger.proto\x1a\x19silomix_proto/round.proto\"U\n\x0ePrepareRequest\x12\r\n\x05study\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_round\x18\x03 \x01(\r\x12\x0e\n\x06rounds\x18\x04 \x01(\r\"X\n\x0ePreparedRounds\x12!\n\x04list\x18\x01 \x01(\x0b\x32\x13.silomix.v1.KeyList\x12#\n\x04keys\x18\x02 \x03(\x0b\x32\x15.silomix.v1.RoundKeys\"\r\n\x0bRoundIsOpen\"F\n\x0bSubmitFrame\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.silomix.v1.SubmitHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"j\n\x0cSubmitHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12(\n\x06height\x18\x08 \x01(\x0b\x32\x18.silomix.v1.LedgerHeight\"\xdf\x01\n\x07Receipt\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06report\x18\x02 \x01(\x0c\x12*\n\x06status\x18\x03 \x01(\x0e\x32\x1a.silomix.v1.Receipt.Status\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12(\n\x06height\x18\x08 \x01(\x0b\x32\x18.silomix.v1.LedgerHeight\";\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\"Q\n\nBatchFrame\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.silomix.v1.BatchHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"Z\n\x0b\x42\x61tchHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\'\n\x05\x63hain\x18\x02 \x03(\x0b\x32\x18.silomix.v1.HopStatement\x12\x12\n\ncommitment\x18\x03 \x01(\x0c\"\x10\n\x0e\x46orwardReceipt\" \n\x0e\x43ollectRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"3\n\rCommitRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04list\x18\x03 \x01(\x0cJ\x04\x08\x02\x10\x03\"\x1f\n\nCommitment\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"_\n\x0eReleaseRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04list\x18\x02 \x01(\x0c\x12/\n\rconfirmations\x18\x03 \x03(\x0b\x32\x18.silomix.v1.Confirmation\"\x1a\n\x0bReleasedKey\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x32\xfe\x04\n\x03Mix\x12\x41\n\x07Prepare\x12\x1a.silomix.v1.PrepareRequest\x1a\x1a.silomix.v1.PreparedRounds\x12\x41\n\x04Open\x12\x1c.silomix.v1.SignedDescriptor\x1a\x17.silomix.v1.RoundIsOpen(\x01\x30\x01\x12:\n\x06Submit\x12\x17.silomix.v1.SubmitFrame\x1a\x13.silomix.v1.Receipt(\x01\x30\x01\x12\x32\n\x05Greet\x12\x14.silomix.v1.Greeting\x1a\x13.silomix.v1.Welcome\x12?\n\x07\x46orward\x12\x16.silomix.v1.BatchFrame\x1a\x1a.silomix.v1.ForwardReceipt(\x01\x12?\n\x07\x43ollect\x12\x1a.silomix.v1.CollectRequest\x1a\x16.silomix.v1.BatchFrame0\x01\x12?\n\x06\x43ommit\x12\x19.silomix.v1.CommitRequest\x1a\x16.silomix.v1.Commitment(\x01\x30\x01\x12\x42\n\x07Release\x12\x1a.silomix.v1.ReleaseRequest\x1a\x17.silomix.v1.ReleasedKey(\x01\x30\x01\x12@\n\x07\x41\x62\x61ndon\x12\x1c.silomix.v1.SignedDescriptor\x1a\x17.silomix.v1.Abandonment\x12\x38\n\x04Void\x12\x1c.silomix.v1.SignedDescriptor\x1a\x12.silomix.v1.Endingb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'silomix_proto.mix_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREPAREREQUEST']._serialized_start=100
-  _globals['_PREPAREREQUEST']._serialized_end=185
-  _globals['_PREPAREDROUNDS']._serialized_start=187
-  _globals['_PREPAREDROUNDS']._serialized_end=275
-  _globals['_ROUNDISOPEN']._serialized_start=277
-  _globals['_ROUNDISOPEN']._serialized_end=290
-  _globals['_SUBMITFRAME']._serialized_start=292
-  _globals['_SUBMITFRAME']._serialized_end=362
-  _globals['_SUBMITHEADER']._serialized_start=364
-  _globals['_SUBMITHEADER']._serialized_end=428
-  _globals['_RECEIPT']._serialized_start=431
-  _globals['_RECEIPT']._serialized_end=612
-  _globals['_RECEIPT_STATUS']._serialized_start=553
-  _globals['_RECEIPT_STATUS']._serialized_end=612
-  _globals['_BATCHFRAME']._serialized_start=614
-  _globals['_BATCHFRAME']._serialized_end=695
-  _globals['_BATCHHEADER']._serialized_start=697
-  _globals['_BATCHHEADER']._serialized_end=787
-  _globals['_FORWARDRECEIPT']._serialized_start=789
-  _globals['_FORWARDRECEIPT']._serialized_end=805
-  _globals['_COLLECTREQUEST']._serialized_start=807
-  _globals['_COLLECTREQUEST']._serialized_end=839
-  _globals['_COMMITREQUEST']._serialized_start=841
-  _globals['_COMMITREQUEST']._serialized_end=886
-  _globals['_COMMITMENT']._serialized_start=888
-  _globals['_COMMITMENT']._serialized_end=919
-  _globals['_RELEASEREQUEST']._serialized_start=921
-  _globals['_RELEASEREQUEST']._serialized_end=1016
-  _globals['_RELEASEDKEY']._serialized_start=1018
-  _globals['_RELEASEDKEY']._serialized_end=1044
-  _globals['_MIX']._serialized_start=1047
-  _globals['_MIX']._serialized_end=1627
+  _globals['_PREPAREREQUEST']._serialized_start=128
+  _globals['_PREPAREREQUEST']._serialized_end=213
+  _globals['_PREPAREDROUNDS']._serialized_start=215
+  _globals['_PREPAREDROUNDS']._serialized_end=303
+  _globals['_ROUNDISOPEN']._serialized_start=305
+  _globals['_ROUNDISOPEN']._serialized_end=318
+  _globals['_SUBMITFRAME']._serialized_start=320
+  _globals['_SUBMITFRAME']._serialized_end=390
+  _globals['_SUBMITHEADER']._serialized_start=392
+  _globals['_SUBMITHEADER']._serialized_end=498
+  _globals['_RECEIPT']._serialized_start=501
+  _globals['_RECEIPT']._serialized_end=724
+  _globals['_RECEIPT_STATUS']._serialized_start=665
+  _globals['_RECEIPT_STATUS']._serialized_end=724
+  _globals['_BATCHFRAME']._serialized_start=726
+  _globals['_BATCHFRAME']._serialized_end=807
+  _globals['_BATCHHEADER']._serialized_start=809
+  _globals['_BATCHHEADER']._serialized_end=899
+  _globals['_FORWARDRECEIPT']._serialized_start=901
+  _globals['_FORWARDRECEIPT']._serialized_end=917
+  _globals['_COLLECTREQUEST']._serialized_start=919
+  _globals['_COLLECTREQUEST']._serialized_end=951
+  _globals['_COMMITREQUEST']._serialized_start=953
+  _globals['_COMMITREQUEST']._serialized_end=1004
+  _globals['_COMMITMENT']._serialized_start=1006
+  _globals['_COMMITMENT']._serialized_end=1037
+  _globals['_RELEASEREQUEST']._serialized_start=1039
+  _globals['_RELEASEREQUEST']._serialized_end=1134
+  _globals['_RELEASEDKEY']._serialized_start=1136
+  _globals['_RELEASEDKEY']._serialized_end=1162
+  _globals['_MIX']._serialized_start=1165
+  _globals['_MIX']._serialized_end=1803
 # @@protoc_insertion_point(module_scope)

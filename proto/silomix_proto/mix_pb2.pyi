@@ -1,4 +1,5 @@
 from silomix_proto import introduction_pb2 as _introduction_pb2
+from silomix_proto import ledger_pb2 as _ledger_pb2
 from silomix_proto import round_pb2 as _round_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -42,17 +43,19 @@ class SubmitFrame(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("digest", "bytes", "signature")
+    __slots__ = ("digest", "bytes", "signature", "height")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     bytes: int
     signature: bytes
-    def __init__(self, digest: _Optional[bytes] = ..., bytes: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    height: _ledger_pb2.LedgerHeight
+    def __init__(self, digest: _Optional[bytes] = ..., bytes: _Optional[int] = ..., signature: _Optional[bytes] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("digest", "report", "status", "reason", "signature")
+    __slots__ = ("digest", "report", "status", "reason", "signature", "height")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATUS_UNSPECIFIED: _ClassVar[Receipt.Status]
@@ -66,12 +69,14 @@ class Receipt(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     report: bytes
     status: Receipt.Status
     reason: str
     signature: bytes
-    def __init__(self, digest: _Optional[bytes] = ..., report: _Optional[bytes] = ..., status: _Optional[_Union[Receipt.Status, str]] = ..., reason: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    height: _ledger_pb2.LedgerHeight
+    def __init__(self, digest: _Optional[bytes] = ..., report: _Optional[bytes] = ..., status: _Optional[_Union[Receipt.Status, str]] = ..., reason: _Optional[str] = ..., signature: _Optional[bytes] = ..., height: _Optional[_Union[_ledger_pb2.LedgerHeight, _Mapping]] = ...) -> None: ...
 
 class BatchFrame(_message.Message):
     __slots__ = ("header", "chunk")

@@ -83,6 +83,11 @@ class MixStub(object):
                 request_serializer=silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
                 response_deserializer=silomix__proto_dot_round__pb2.Abandonment.FromString,
                 _registered_method=True)
+        self.Void = channel.unary_unary(
+                '/silomix.v1.Mix/Void',
+                request_serializer=silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
+                response_deserializer=silomix__proto_dot_round__pb2.Ending.FromString,
+                _registered_method=True)
 
 
 class MixServicer(object):
@@ -153,6 +158,13 @@ class MixServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Void(self, request, context):
+        """Coordinator: the same if it can be made, otherwise the release key is destroyed, unless it was given.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MixServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -200,6 +212,11 @@ def add_MixServicer_to_server(servicer, server):
                     servicer.Abandon,
                     request_deserializer=silomix__proto_dot_round__pb2.SignedDescriptor.FromString,
                     response_serializer=silomix__proto_dot_round__pb2.Abandonment.SerializeToString,
+            ),
+            'Void': grpc.unary_unary_rpc_method_handler(
+                    servicer.Void,
+                    request_deserializer=silomix__proto_dot_round__pb2.SignedDescriptor.FromString,
+                    response_serializer=silomix__proto_dot_round__pb2.Ending.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -447,6 +464,33 @@ class Mix(object):
             '/silomix.v1.Mix/Abandon',
             silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
             silomix__proto_dot_round__pb2.Abandonment.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Void(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/silomix.v1.Mix/Void',
+            silomix__proto_dot_round__pb2.SignedDescriptor.SerializeToString,
+            silomix__proto_dot_round__pb2.Ending.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,8 +1,8 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -45,14 +45,12 @@ class SignedDescriptor(_message.Message):
     def __init__(self, descriptor: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("point", "control", "void")
+    __slots__ = ("point", "control")
     POINT_FIELD_NUMBER: _ClassVar[int]
     CONTROL_FIELD_NUMBER: _ClassVar[int]
-    VOID_FIELD_NUMBER: _ClassVar[int]
     point: bytes
     control: bytes
-    void: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, point: _Optional[bytes] = ..., control: _Optional[bytes] = ..., void: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, point: _Optional[bytes] = ..., control: _Optional[bytes] = ...) -> None: ...
 
 class RoundKeys(_message.Message):
     __slots__ = ("seal", "release")
@@ -83,6 +81,52 @@ class Abandonment(_message.Message):
     reason: str
     signature: bytes
     def __init__(self, digest: _Optional[bytes] = ..., reason: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Voided(_message.Message):
+    __slots__ = ("digest", "reason", "disclosed", "signature", "uncertain")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DISCLOSED_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    reason: str
+    disclosed: bytes
+    signature: bytes
+    uncertain: bool
+    def __init__(self, digest: _Optional[bytes] = ..., reason: _Optional[str] = ..., disclosed: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., uncertain: bool = ...) -> None: ...
+
+class Disclosure(_message.Message):
+    __slots__ = ("keys", "seal", "senders", "origins")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    keys: RoundKeys
+    seal: bytes
+    senders: _containers.RepeatedCompositeFieldContainer[Sender]
+    origins: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, keys: _Optional[_Union[RoundKeys, _Mapping]] = ..., seal: _Optional[bytes] = ..., senders: _Optional[_Iterable[_Union[Sender, _Mapping]]] = ..., origins: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Sender(_message.Message):
+    __slots__ = ("silo", "report", "signature")
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    silo: int
+    report: bytes
+    signature: bytes
+    def __init__(self, silo: _Optional[int] = ..., report: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Ending(_message.Message):
+    __slots__ = ("abandoned", "voided", "disclosure")
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
+    DISCLOSURE_FIELD_NUMBER: _ClassVar[int]
+    abandoned: Abandonment
+    voided: Voided
+    disclosure: bytes
+    def __init__(self, abandoned: _Optional[_Union[Abandonment, _Mapping]] = ..., voided: _Optional[_Union[Voided, _Mapping]] = ..., disclosure: _Optional[bytes] = ...) -> None: ...
 
 class Confirmation(_message.Message):
     __slots__ = ("silo", "signature")

@@ -1,4 +1,4 @@
-"""What all parties do alike with bytes: keys, signatures, onions, descriptors, TLS, framing."""
+"""What all parties do alike: keys, signatures, onions, descriptors, TLS, enrolment, files, logs."""
 
 import os
 

@@ -2,11 +2,11 @@
 
 sign: Ed25519, signs everything that a party states; pinned by the study file.
 seal: ML-KEM-768 + X25519, opens one layer of an onion; made for one attempt of one round.
-node: EC P-384, a silo's key for Flower's node authentication; signs once for us, when it joins.
+node: EC P-384, a silo's key for Flower's node authentication; signs once more, when it joins.
 Private keys that last are files that only their owner can read; none is ever printed.
 """
 
-import os
+import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey
-from silomix_core.study import Mix, Server, Silo, Study
+from silomix_core.study.study import Mix, Server, Silo, Study
+
+from silomix_protocol.host.durable import write_new
+from silomix_protocol.host.ownership import OpenToOthers, check_owner
 
 _SIGNING_KEY_BYTES = 32
 _SEED_BYTES, _X25519_BYTES, _MLKEM_PUBLIC_BYTES = 64, 32, 1184
@@ -71,6 +74,11 @@ class SigningKey:
     def sign(self, purpose: str, *parts: bytes) -> bytes:
         return self._key.sign(framed(purpose, *parts)).signature
 
+    def tag(self, purpose: str, *parts: bytes) -> bytes:
+        """A keyed hash of these parts: nobody else can make it, or try out what it hashes."""
+        key = sha256(framed("tag-key", self.raw)).digest()
+        return hmac.digest(key, framed(purpose, *parts), "sha256")
+
 
 def verify(public: bytes, signature: bytes, purpose: str, *parts: bytes) -> None:
     """Return if `signature` is `public`'s over exactly these parts for this purpose, else raise."""
@@ -116,7 +124,7 @@ class SealKey:
 
 
 def sealing_public_key(raw: bytes) -> MLKEM768X25519PublicKey:
-    """The public key in these bytes.
+    """The public sealing key in these bytes.
 
     An X25519 point of low order passes for a key until somebody seals to it: `onion.seal` says
     so then, before anything was charged or sent.
@@ -132,7 +140,7 @@ def sealing_public_key(raw: bytes) -> MLKEM768X25519PublicKey:
 
 
 def check_public_keys(study: Study) -> None:
-    """UnusableKey if a key that the study lists is not one."""
+    """Raise UnusableKey if a key that the study lists is not one."""
     signers: list[Mix | Server | Silo] = [*study.mixes, study.server, *study.silos]
     for signer in signers:
         with _named(f"the signing key of {signer.name}"):
@@ -194,9 +202,9 @@ def node_public_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def node_proof(key: ec.EllipticCurvePrivateKey, *parts: bytes) -> bytes:
-    """The holder of this node key says that it goes with these parts.
+    """A signature by which the holder of this node key says that the key goes with these parts.
 
-    What the key signs for Flower begins with a date, so neither passes for the other.
+    What the key signs for Flower begins with a date, so neither signature passes for the other.
     """
     return key.sign(framed("node-key", *parts), _NODE_PROOF)
 
@@ -211,11 +219,7 @@ def verify_node_proof(key: ec.EllipticCurvePublicKey, proof: bytes, *parts: byte
 
 def write_secret(path: Path, content: bytes) -> None:
     """Create a file that only its owner can read; an existing one is never overwritten."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
+    write_new(path, content)
 
 
 def read_secret(path: Path, length: int | None = None) -> bytes:
@@ -223,9 +227,12 @@ def read_secret(path: Path, length: int | None = None) -> bytes:
     try:
         if path.stat().st_mode & 0o077:
             raise UnusableKey(f"{path}: readable by others; run: chmod 600 {path}")
+        check_owner(path)
         content = path.read_bytes()
     except OSError as error:
         raise UnusableKey(f"{path}: {error.strerror}") from error
+    except OpenToOthers as error:
+        raise UnusableKey(str(error)) from error
     if length is not None and len(content) != length:
         raise UnusableKey(f"{path}: expected {length} bytes, found {len(content)}")
     return content
@@ -238,5 +245,5 @@ def framed(purpose: str, *parts: bytes) -> bytes:
 
 
 def number(value: int) -> bytes:
-    """A number as a part of what is signed."""
+    """A number as four bytes, for a part of what is signed."""
     return value.to_bytes(4, "big")

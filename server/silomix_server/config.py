@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from silomix_core.fields import InvalidField, Table
-from silomix_core.study import Study
-from silomix_protocol.files import named, read_study, read_table
+from silomix_core.study.study import Study
+from silomix_core.toml_table import InvalidField, TomlTable
+from silomix_protocol.host.durable import make_folder
+from silomix_protocol.host.operator_files import named, read_own_study, read_own_table
+from silomix_protocol.host.ownership import check_state
 
-from silomix_server.errors import InvalidConfig
+from silomix_server.errors import InvalidServerConfig
 
-CONTROL_HEADER = "x-silomix-control"  # shows the secret of the control door
+CONTROL_HEADER = "x-silomix-control"  # carries the secret of the control door
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +52,25 @@ class ServerConfig:
     @property
     def state(self) -> Path:
         folder = self.folder / "state"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
         return folder
 
     @property
     def control_secret(self) -> Path:
-        """What opens Flower's Control API, to nobody but this user."""
+        """The file with the secret to Flower's Control API, which only this user can read."""
         return self.state / "control.secret"
 
     @property
     def task_secret(self) -> Path:
-        """What lets the coordinator take the run's task."""
+        """The file with the secret with which the coordinator takes the run's task."""
         return self.state / "superexec.secret"
 
 
 def load(path: Path) -> ServerConfig:
     path = path.resolve()
-    with named(path, InvalidConfig):
-        return _config(read_table(path), path)
+    with named(path, InvalidServerConfig):
+        check_state(path.parent / "state")
+        return _config(read_own_table(path), path)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -77,7 +80,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _config(table: Table, path: Path) -> ServerConfig:
+def _config(table: TomlTable, path: Path) -> ServerConfig:
     name = table.text("name")
     study = _study(path.parent / table.text("study"), name)
     listens = [table.text(f"{kind}_listen") for kind in ("fleet", "channel", "control")]
@@ -109,10 +112,12 @@ def _config(table: Table, path: Path) -> ServerConfig:
 
 
 def _study(path: Path, name: str) -> Study:
-    with named(path, InvalidConfig):
-        study = read_study(path)
+    with named(path, InvalidServerConfig):
+        study = read_own_study(path)
     if study.server.name != name:
-        raise InvalidConfig(f"{path}: the study's server is {study.server.name!r}, not {name!r}")
+        raise InvalidServerConfig(
+            f"{path}: the study's server is {study.server.name!r}, not {name!r}"
+        )
     return study
 
 

@@ -1,11 +1,11 @@
-"""What stops a study, an attempt of a round, or a silo's stream."""
+"""The errors that stop a study, an attempt at a round, or a silo's stream."""
 
 
 class ServerError(Exception):
-    """Base of everything that stops the server; the message says what to do."""
+    """The base of all errors that stop the server; the message says what to do."""
 
 
-class InvalidConfig(ServerError):
+class InvalidServerConfig(ServerError):
     """The configuration cannot be used; the message names file and key."""
 
 
@@ -21,12 +21,16 @@ class MixFailed(ServerError):
     """A mix did not answer, refused, or answered with something else; the message names it."""
 
 
+class MixRefused(MixFailed):
+    """A mix answered, and will not do what it was asked."""
+
+
 class BatchAborted(ServerError):
     """A mix stated that it forwarded nothing, and why."""
 
 
 class BatchBroken(ServerError):
-    """A batch came, but not the reports that its mixes stated: it is never asked for again."""
+    """A batch came, but not the reports that its mixes stated: the round is never tried again."""
 
 
 class UnwelcomeFrame(ServerError):

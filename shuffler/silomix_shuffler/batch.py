@@ -2,25 +2,39 @@
 
     OPEN ──────► SEALED ──────► FORWARDED ──────► RELEASED ──────► PURGED
       │            │                │                                ▲
-      └──► ABORTED ◄                └────────────────────────────────┤
+      └──► ABORTED ◄                └──► VOIDED                      │
               └──────────────────────────────────────────────────────┘
 
 OPEN: reports are admitted, one per silo, or come as the previous mix's batch.  SEALED: complete,
 or at its deadline with at least the minimum; its order is drawn and nobody is admitted any more.
 FORWARDED: its first byte may have left, so that it can never be abandoned.  RELEASED: the mix gave
-its release key away.  ABORTED: below the minimum or abandoned; nothing left and nothing will.
-PURGED: bodies and keys are gone, what happened is remembered.  A report never moves to another
-batch.  What others rely on is on disk before they hear of it: see `store`.
+its release key away.  VOIDED: the release key is destroyed, no report of the batch opens any more;
+it is remembered so for good.  ABORTED: below the minimum or abandoned; nothing left and nothing
+will.  PURGED: bodies and keys are gone, what happened is remembered.  A report never moves to
+another batch.  What others rely on is on disk before they hear of it: see `store`.
+
+A report that is kept out of the list must not open either: who does not confirm the list would be
+known as its sender.  So a mix stands by a list of just as many reports as it forwarded, and gives
+its key only when as many silos found themselves in it; the first mix, which knows who sent what it
+forwarded, when every one of those did.  Any other list makes the batch void.
 """
 
 from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import sha256
 from typing import Any
 
-from silomix_protocol.descriptor import Descriptor
+from silomix_protocol.rounds.descriptor import Descriptor
+from silomix_protocol.rounds.statements import DIGEST_BYTES, digests
 
-from silomix_shuffler.errors import GateClosed, ReplayedReport, WrongRound, WrongSender
+from silomix_shuffler.errors import (
+    GateClosed,
+    ReplayedReport,
+    UnfitList,
+    WrongRound,
+    WrongSender,
+)
 
 Shuffle = Callable[[MutableSequence[Any]], None]
 
@@ -30,12 +44,13 @@ class State(Enum):
     SEALED = "sealed"
     FORWARDED = "forwarded"
     RELEASED = "released"
+    VOIDED = "voided"
     ABORTED = "aborted"
     PURGED = "purged"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchOutcome:
     """How a batch was closed: which slots go out, in which order; `aborted` says why none do."""
 
     received: int
@@ -50,16 +65,20 @@ class Outcome:
 
 @dataclass(slots=True)
 class Batch:
-    """Reports of one round on their way through this mix."""
+    """The reports of one round on their way through this mix."""
 
     descriptor: Descriptor
     state: State = State.OPEN
     admitted: dict[str, bytes] = field(default_factory=dict)  # silo → SHA-256(onion), first mix
+    forwarded: int = 0  # reports that go out
+    senders: frozenset[str] = frozenset()  # first mix: the silos whose reports those are
     committed: bytes = b""  # SHA-256 of the one list that this mix gave its word for
+    doubtful: bool = False  # a power cut behind its list: its key may have been given away
     _closing: bool = False
     _received: int = 0
     _expected: frozenset[str] = field(init=False)
     _slots: dict[bytes, int] = field(default_factory=dict)  # SHA-256 of an opened report → slot
+    _sent_by: dict[bytes, str] = field(default_factory=dict)  # the same → silo, first mix
 
     def __post_init__(self) -> None:
         self._expected = frozenset(self.descriptor.silos)
@@ -81,19 +100,24 @@ class Batch:
         return True
 
     def withdraw(self, silo: str) -> None:
-        """The silo's report could not be kept: as if it had never come."""
+        """Forget a silo's report that could not be kept, as if it had never come."""
         del self.admitted[silo]
 
-    def add(self, slot: int, output: bytes | None) -> bool:
-        """Count an opened report; None, or one that is here already, counts as dropped (False)."""
+    def add(self, slot: int, output: bytes | None, silo: str | None = None) -> bool:
+        """Count an opened report; None, or a report that is here already, is dropped (False).
+
+        The first mix knows which silo sent it.
+        """
         self._received += 1
         if output is None or output in self._slots:
             return False
         self._slots[output] = slot
+        if silo is not None:
+            self._sent_by[output] = silo
         return True
 
     def close(self) -> None:
-        """The deadline has passed: admit nobody any more, finish opening what was admitted."""
+        """Admit no silo any more, as at the deadline; admitted reports are still opened."""
         self._closing = True
 
     def complete(self, gone: frozenset[str]) -> bool:
@@ -110,16 +134,16 @@ class Batch:
 
     @property
     def waits(self) -> bool:
-        """Whether there is somebody who sent nothing yet."""
+        """Whether some silo of the round sent nothing yet."""
         return len(self.admitted) < len(self._expected)
 
     def missing(self) -> frozenset[str]:
-        """Silos that the round waits for and that sent nothing."""
+        """The silos that the round waits for and that sent nothing."""
         return self._expected - self.admitted.keys()
 
     # Steps --------------------------------------------------------------------------------------
 
-    def seal(self, shuffle: Shuffle) -> Outcome:
+    def seal(self, shuffle: Shuffle) -> BatchOutcome:
         """Close the batch: its slots in random order, or none below the minimum."""
         self._step({State.OPEN}, State.SEALED, "the batch of this round is closed")
         entries = list(self._slots.items())
@@ -127,49 +151,99 @@ class Batch:
         if len(entries) < minimum:
             self.state = State.ABORTED
             reason = f"{len(entries)} valid reports, {minimum} needed"
-            return Outcome(self._received, (), (), reason)
+            return BatchOutcome(self._received, (), (), reason)
         shuffle(entries)
         outputs, slots = zip(*entries, strict=True)
-        return Outcome(self._received, slots, outputs)
+        self.forwarded, self.senders = len(slots), frozenset(self._sent_by.values())
+        return BatchOutcome(self._received, slots, outputs)
 
     def abort(self) -> None:
-        """Nothing left this mix and nothing will; said again, it changes nothing."""
+        """Abort: nothing left this mix and nothing will.  A second call changes nothing."""
         over = "the batch of this round may have been forwarded"
         self._step({State.OPEN, State.SEALED, State.ABORTED}, State.ABORTED, over)
 
     def forward(self) -> None:
-        """From now on the batch may be known to the next one in the chain."""
+        """Mark the batch as forwarded: the next one in the chain may know it from now on."""
         allowed = {State.SEALED, State.FORWARDED, State.RELEASED}
         if self.state not in allowed:
             raise WrongRound("this round has no batch to forward")
         if self.state is State.SEALED:
             self.state = State.FORWARDED
 
-    def commit(self, list_hash: bytes) -> None:
-        """Stand by one list of what came out of the chain; by another one never."""
+    def commit(self, joined: bytes) -> None:
+        """Stand by one list (joined digests) of what came out of the chain, never by another.
+
+        UnfitList if what arrived cannot be what this mix forwarded; the batch is then void.
+        """
         if self.state not in (State.FORWARDED, State.RELEASED):
             raise WrongRound("this round has no batch that could be committed to")
-        if self.committed not in (b"", list_hash):
+        list_hash = sha256(joined).digest()
+        if self.committed == list_hash:
+            return
+        if self.state is State.RELEASED:
             raise WrongRound("another list of this round was committed to")
+        if self.committed:
+            self._refuse_list("another list of this round was committed to")
+        if not self._fits(joined):
+            self._refuse_list(
+                f"the list is not one of {self.forwarded} different reports, "
+                "as many as this mix forwarded"
+            )
         self.committed = list_hash
 
+    def _fits(self, joined: bytes) -> bool:
+        listed = digests(joined)
+        whole = len(joined) == DIGEST_BYTES * self.forwarded
+        return whole and len(set(listed)) == self.forwarded
+
+    def _refuse_list(self, reason: str) -> None:
+        self.void()
+        raise UnfitList(reason)
+
     def release(self, list_hash: bytes, confirmed: frozenset[str]) -> None:
-        """Open the gate, if enough silos of the round confirmed the committed list."""
+        """Open the gate, if everybody whose report is in the committed list confirmed it."""
         if self.state not in (State.FORWARDED, State.RELEASED):
             raise WrongRound("this round has no batch that could be released")
-        if list_hash != self.committed:
+        if not self.committed or list_hash != self.committed:
             raise WrongRound("this is not the list that was committed to")
-        valid = confirmed & self._expected
-        if len(valid) < self.descriptor.minimum_batch:
-            raise GateClosed(
-                f"{len(valid)} silos confirmed the list, {self.descriptor.minimum_batch} needed"
-            )
+        if self.state is State.RELEASED:
+            return  # the list was judged before, and the key is known
+        missing = len(self.senders - confirmed)
+        if missing:
+            raise GateClosed(f"{missing} silos whose reports went out did not confirm the list")
+        valid, needed = len(confirmed & self._expected), self.needed
+        if valid < needed:
+            raise GateClosed(f"{valid} silos confirmed the list, {needed} needed")
         self.state = State.RELEASED
 
+    @property
+    def needed(self) -> int:
+        """How many silos must confirm the list: as many as it has reports."""
+        return max(self.forwarded, self.descriptor.minimum_batch)
+
+    def void(self) -> None:
+        """Make the batch void: no report of it is ever opened.  A second call changes nothing.
+
+        A batch that nobody can have seen is aborted instead.
+        """
+        if self.state in (State.RELEASED, State.PURGED):
+            raise WrongRound("the release key of this round was given away, or the round is over")
+        if self.state in (State.FORWARDED, State.VOIDED):
+            self.state = State.VOIDED
+        else:
+            self.abort()
+
+    @property
+    def discloses(self) -> bool:
+        """Whether the mix may disclose what became of each report: surely none can be opened."""
+        return self.state is State.VOIDED and not self.doubtful
+
     def purge(self) -> None:
-        """Forget everything but that the round was."""
-        self.state = State.PURGED
-        self.admitted, self._slots = {}, {}
+        """Forget everything but that the round was, and that it is void if it is."""
+        if self.state is not State.VOIDED:
+            self.state = State.PURGED
+        self.admitted, self._slots, self._sent_by = {}, {}, {}
+        self.senders = frozenset()
 
     def _step(self, allowed: set[State], target: State, otherwise: str) -> None:
         if self.state not in allowed:

@@ -22,14 +22,15 @@ and, in state/, everything that the mix keeps.
 from dataclasses import dataclass
 from pathlib import Path
 
-from silomix_core.fields import InvalidField, Table
-from silomix_core.study import Study
-from silomix_protocol.files import named, read_study, read_table
+from silomix_core.study.study import Study
+from silomix_core.toml_table import InvalidField, TomlTable
+from silomix_protocol.host.operator_files import named, read_own_study, read_own_table
+from silomix_protocol.host.ownership import check_state
 
 _MB = 10**6
 
 
-class InvalidConfig(ValueError):
+class InvalidMixConfig(ValueError):
     """The configuration cannot be used; the message names file and key."""
 
 
@@ -59,8 +60,9 @@ class MixConfig:
 
 
 def load(path: Path) -> MixConfig:
-    with named(path, InvalidConfig):
-        table = read_table(path)
+    with named(path, InvalidMixConfig):
+        table = read_own_table(path)
+        check_state(path.parent / "state")
         name, listen = table.text("name"), table.text("listen")
         files = table.texts("studies")
         grace_s = table.number("grace_s", 2.0)
@@ -76,7 +78,7 @@ def load(path: Path) -> MixConfig:
     return MixConfig(name, path.parent, listen, studies, grace_s, metrics_listen, limits, inspected)
 
 
-def _limits(table: Table) -> Limits:
+def _limits(table: TomlTable) -> Limits:
     limits = Limits(
         open_rounds=table.whole("open_rounds", 4),
         disk_bytes=table.whole("disk_mb", 20_000) * _MB,
@@ -95,8 +97,8 @@ def _limits(table: Table) -> Limits:
 
 
 def _study(path: Path, name: str) -> Study:
-    with named(path, InvalidConfig):
-        study = read_study(path)
+    with named(path, InvalidMixConfig):
+        study = read_own_study(path)
     if name not in {mix.name for mix in study.mixes}:
-        raise InvalidConfig(f"{path}: the mix chain of this study does not name {name!r}")
+        raise InvalidMixConfig(f"{path}: the mix chain of this study does not name {name!r}")
     return study

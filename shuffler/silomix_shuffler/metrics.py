@@ -4,9 +4,12 @@ No label names a silo: a counter by sender and time would tell whose report is w
 """
 
 import json
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,9 +18,11 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from silomix_protocol.tls import CannotListen
+from silomix_protocol.connections.tls import CannotListen
 
-Health = Callable[[], list[str]]  # what is wrong now; nothing: all is well
+Health = Callable[[], list[str]]  # what is wrong now; empty if all is well
+_MOST_CALLERS = 16  # at once; each takes a thread
+_CALL_S = 5.0  # for a whole request and its answer
 
 
 class Metrics:
@@ -49,10 +54,9 @@ class MetricsServer:
         host, _, port = address.rpartition(":")
         handler = type("_Bound", (_Handler,), {"metrics": metrics, "health": staticmethod(health)})
         try:
-            self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), handler)
+            self._server = _FewCallers((host.strip("[]"), int(port)), handler)
         except OSError as error:
             raise CannotListen(f"metrics_listen: cannot listen on {address}") from error
-        self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def start(self) -> None:
@@ -64,10 +68,48 @@ class MetricsServer:
         self._thread.join()
 
 
+class _FewCallers(ThreadingHTTPServer):
+    """Takes a bounded number of callers, each for a bounded time, however slowly they talk."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.BoundedSemaphore(_MOST_CALLERS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no thread for the caller
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        end = threading.Timer(_CALL_S, _hang_up, (request,))
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: a caller that hangs up, or is hung up on, is not news either."""
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(BaseHTTPRequestHandler):
     metrics: Metrics
     health: Health
-    timeout = 5.0
+    timeout = _CALL_S
 
     def do_GET(self) -> None:
         if self.path == "/metrics":
@@ -88,4 +130,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Who reads metrics is not news."""
+        """Log nothing: who reads metrics is not news."""

@@ -1,8 +1,8 @@
 """The mix on the network: the RPC edge.
 
-Coordinator → Prepare, Open, Collect, Commit, Release, Abandon; silos → Submit (first mix); previous
-mix → Forward.  Decodes, checks who is calling, lets the rounds take their steps, counts what it
-refuses.
+Coordinator → Prepare, Open, Collect, Commit, Release, Abandon, Void; silos → Submit (first mix);
+previous mix → Forward.  Decodes, checks who is calling, lets the rounds take their steps, counts
+what it refuses.
 """
 
 import asyncio
@@ -13,35 +13,44 @@ from typing import TypeVar
 
 import grpc
 import grpc.aio
-from silomix_core.study import Study
+from silomix_core.study.study import Study
 from silomix_proto import introduction_pb2, mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol import logs
-from silomix_protocol.batches import BrokenBatch, chain_wait_s, digest_of, frames, incoming
-from silomix_protocol.descriptor import MOST_ATTEMPTS, RefusedDescriptor, RoundDigest, study_of
-from silomix_protocol.introduction import Door, welcome
+from silomix_protocol.connections.introduction import Door, welcome
+from silomix_protocol.connections.tls import ServerContext, UnknownPeer, peer_name
+from silomix_protocol.connections.version import WrongVersion
+from silomix_protocol.grpc_calls.call_limits import RefusedCall
+from silomix_protocol.host import logs
 from silomix_protocol.keys import ForgedSignature, SigningKey, verify
-from silomix_protocol.roundkeys import LONGEST_STRETCH
-from silomix_protocol.statements import BrokenChain, sign_receipt
-from silomix_protocol.tls import ServerContext, UnknownPeer, peer_name
-from silomix_protocol.version import WrongVersion
+from silomix_protocol.rounds.batches import BrokenBatch, chain_wait_s, digest_of, frames, incoming
+from silomix_protocol.rounds.descriptor import (
+    MOST_ATTEMPTS,
+    RefusedDescriptor,
+    RoundDigest,
+    study_of,
+)
+from silomix_protocol.rounds.heights import check_height
+from silomix_protocol.rounds.round_keys import LONGEST_STRETCH
+from silomix_protocol.rounds.statements import BrokenChain, sign_receipt
 
 from silomix_shuffler.batch import State
 from silomix_shuffler.errors import (
+    BehindLedger,
     GateClosed,
     NoRoom,
-    Refused,
+    RefusedByMix,
     ReplayedReport,
     SecondBatch,
     Stopping,
     TooMuch,
+    UnfitList,
     WrongLength,
     WrongRound,
     WrongSender,
 )
 from silomix_shuffler.metrics import Metrics
-from silomix_shuffler.round import Round
-from silomix_shuffler.rounds import Rounds
-from silomix_shuffler.upload import Room, Upload, is_large
+from silomix_shuffler.round.round import Round
+from silomix_shuffler.round.rounds import MixRounds
+from silomix_shuffler.round.upload import Room, Upload, is_large
 
 _COLLECT_MARGIN_S = 5.0
 _REFUSALS_PER_STREAM = 16
@@ -56,9 +65,11 @@ _KINDS: dict[type[Exception], tuple[grpc.StatusCode, str]] = {
     UnknownPeer: (grpc.StatusCode.PERMISSION_DENIED, "unknown_peer"),
     WrongVersion: (grpc.StatusCode.FAILED_PRECONDITION, "wrong_version"),
     ReplayedReport: (grpc.StatusCode.FAILED_PRECONDITION, "replayed_report"),
+    BehindLedger: (grpc.StatusCode.FAILED_PRECONDITION, "behind_ledger"),
     SecondBatch: (grpc.StatusCode.FAILED_PRECONDITION, "second_batch"),
     Stopping: (grpc.StatusCode.UNAVAILABLE, "stopping"),
     GateClosed: (grpc.StatusCode.FAILED_PRECONDITION, "gate_closed"),
+    UnfitList: (grpc.StatusCode.FAILED_PRECONDITION, "unfit_list"),
     NoRoom: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),
     TooMuch: (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_much"),
     WrongRound: (grpc.StatusCode.FAILED_PRECONDITION, "wrong_round"),
@@ -67,7 +78,7 @@ _KINDS: dict[type[Exception], tuple[grpc.StatusCode, str]] = {
     BrokenBatch: (grpc.StatusCode.INVALID_ARGUMENT, "broken_batch"),
     BrokenChain: (grpc.StatusCode.INVALID_ARGUMENT, "broken_chain"),
     TimeoutError: (grpc.StatusCode.DEADLINE_EXCEEDED, "too_slow"),
-    OSError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),  # comes after its own kinds above
+    OSError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),  # comes after its subclasses above
     sqlite3.Error: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),
 }
 _UNEXPECTED = grpc.StatusCode.INTERNAL, "internal"
@@ -75,7 +86,7 @@ _UNEXPECTED = grpc.StatusCode.INTERNAL, "internal"
 
 class MixService(mix_pb2_grpc.MixServicer):
     def __init__(
-        self, rounds: Rounds, sign_key: SigningKey, metrics: Metrics, door: Door | None = None
+        self, rounds: MixRounds, sign_key: SigningKey, metrics: Metrics, door: Door | None = None
     ) -> None:
         self._rounds = rounds
         self._sign_key = sign_key
@@ -89,13 +100,13 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def Prepare(  # noqa: N802
         self, request: mix_pb2.PrepareRequest, context: ServerContext
     ) -> mix_pb2.PreparedRounds:
-        return await self._answered(context, self._prepare(request, context))
+        return await self._answered(self._prepare(request, context))
 
     async def _prepare(
         self, request: mix_pb2.PrepareRequest, context: ServerContext
     ) -> mix_pb2.PreparedRounds:
         study = self._rounds.study(request.study)
-        self._door.caller(context)  # speaks the same version, before the rounds that follow
+        self._door.caller(context)  # refuses another version before rounds follow
         _coordinator_only(study, context)
         last = request.first_round + request.rounds - 1
         if not (1 <= request.rounds <= LONGEST_STRETCH and 1 <= request.attempt <= MOST_ATTEMPTS):
@@ -146,7 +157,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def Abandon(  # noqa: N802
         self, request: round_pb2.SignedDescriptor, context: ServerContext
     ) -> round_pb2.Abandonment:
-        return await self._answered(context, self._abandon(request, context))
+        return await self._answered(self._abandon(request, context))
 
     async def _abandon(
         self, request: round_pb2.SignedDescriptor, context: ServerContext
@@ -154,10 +165,21 @@ class MixService(mix_pb2_grpc.MixServicer):
         _coordinator_only(self._rounds.study(study_of(request)), context)
         return await self._rounds.abandon(request)
 
+    async def Void(  # noqa: N802
+        self, request: round_pb2.SignedDescriptor, context: ServerContext
+    ) -> round_pb2.Ending:
+        return await self._answered(self._void(request, context))
+
+    async def _void(
+        self, request: round_pb2.SignedDescriptor, context: ServerContext
+    ) -> round_pb2.Ending:
+        _coordinator_only(self._rounds.study(study_of(request)), context)
+        return await self._rounds.void(request)
+
     async def Collect(  # noqa: N802
         self, request: mix_pb2.CollectRequest, context: ServerContext
     ) -> AsyncIterator[mix_pb2.BatchFrame]:
-        async for frame in self._streamed(context, self._collect(request, context)):
+        async for frame in self._streamed(self._collect(request, context)):
             yield frame
 
     async def _collect(
@@ -188,6 +210,8 @@ class MixService(mix_pb2_grpc.MixServicer):
             return  # its statements say why there is none
         if current.batch.state in (State.ABORTED, State.PURGED):
             raise WrongRound(f"this round has no batch: {current.reason or 'it is over'}")
+        if current.batch.state is State.VOIDED:
+            raise WrongRound(f"this round is void: {current.reason}")
 
     # Silos --------------------------------------------------------------------------------------
 
@@ -196,7 +220,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         request_iterator: AsyncIterator[mix_pb2.SubmitFrame],
         context: ServerContext,
     ) -> AsyncIterator[mix_pb2.Receipt]:
-        async for receipt in self._streamed(context, self._receipts(request_iterator, context)):
+        async for receipt in self._streamed(self._receipts(request_iterator, context)):
             yield receipt
 
     async def _receipts(
@@ -217,15 +241,15 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def Greet(  # noqa: N802
         self, request: introduction_pb2.Greeting, context: ServerContext
     ) -> introduction_pb2.Welcome:
-        return await self._answered(context, self._greet(request, context))
+        return await self._answered(self._greet(request, context))
 
     async def _greet(
         self, request: introduction_pb2.Greeting, context: ServerContext
     ) -> introduction_pb2.Welcome:
-        name = self._door.caller(context).name
-        if self._rounds.study(request.study).silo(name) is None:
+        silo = self._rounds.study(request.study).silo(self._door.caller(context).name)
+        if silo is None:
             raise WrongSender("this study does not enrol you")
-        return welcome()
+        return welcome(self._rounds.heights.of(silo.sign_key))
 
     async def _receive(
         self,
@@ -233,7 +257,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         first: mix_pb2.SubmitFrame,
         rest: AsyncIterator[mix_pb2.SubmitFrame],
     ) -> mix_pb2.Receipt:
-        """One report off the stream, and the receipt for it."""
+        """Take one report off the stream; return the receipt for it."""
         digest = RoundDigest(first.header.digest)
         current = self._rounds.round(digest)
         if current.hop != 0:
@@ -243,18 +267,24 @@ class MixService(mix_pb2_grpc.MixServicer):
             raise WrongSender("this study does not enrol you")
         upload = await self._read(current, first, rest)
         report = upload.digest
+        signature = first.header.signature
         try:
-            verify(enrolled.sign_key, first.header.signature, "report", digest, report)
+            verify(enrolled.sign_key, signature, "report", digest, report)
+            height = check_height(first.header.height, silo, enrolled.sign_key)
         except ForgedSignature:
             upload.close()
             raise
         try:
-            await self._rounds.admit(current, silo, upload)
-        except Refused as refusal:
+            await self._rounds.admit(current, enrolled, upload, signature, height)
+        except RefusedByMix as refusal:
             self._count(refusal)
             logs.warning("report_refused", round=current.batch.descriptor.round, reason=refusal)
             return mix_pb2.Receipt(
-                digest=digest, report=report, status=mix_pb2.Receipt.REFUSED, reason=str(refusal)
+                digest=digest,
+                report=report,
+                status=mix_pb2.Receipt.REFUSED,
+                reason=str(refusal),
+                height=refusal.held.to_wire() if isinstance(refusal, BehindLedger) else None,
             )
         return sign_receipt(digest, current.study.places[silo], report, self._sign_key)
 
@@ -264,7 +294,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         first: mix_pb2.SubmitFrame,
         rest: AsyncIterator[mix_pb2.SubmitFrame],
     ) -> Upload:
-        """A report of exactly the round's length, within its time."""
+        """Read a report of exactly the round's length, within its time limit."""
         if first.header.bytes != current.length_in:
             raise WrongLength("a report of this round has another length")
         upload = await self._upload(current)
@@ -294,7 +324,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         request_iterator: AsyncIterator[mix_pb2.BatchFrame],
         context: ServerContext,
     ) -> mix_pb2.ForwardReceipt:
-        return await self._answered(context, self._forward(request_iterator, context))
+        return await self._answered(self._forward(request_iterator, context))
 
     async def _forward(
         self, source: AsyncIterator[mix_pb2.BatchFrame], context: ServerContext
@@ -317,17 +347,15 @@ class MixService(mix_pb2_grpc.MixServicer):
 
     # Refusing -------------------------------------------------------------------------------------
 
-    # gRPC keeps the error that ends a call, and with it every frame that the error went through,
-    # until the garbage collector comes by.  So a call is ended out here, after what was raised
-    # inside is forgotten: the chunks of a refused report go at once.
+    # A refusal is raised only when the error inside is forgotten, and with it the chunks of a
+    # refused report: their memory is free at once.
 
-    async def _answered(self, context: ServerContext, work: Awaitable[Result]) -> Result:
+    async def _answered(self, work: Awaitable[Result]) -> Result:
         try:
             return await work
         except Exception as error:
             refusal = self._refusal(error)
-        await context.abort(*refusal)
-        raise AssertionError("abort returned")
+        raise RefusedCall(*refusal)
 
     def _in_turn(
         self,
@@ -339,11 +367,9 @@ class MixService(mix_pb2_grpc.MixServicer):
             async for question in questions:
                 yield await answer(question, context)
 
-        return self._streamed(context, answers())
+        return self._streamed(answers())
 
-    async def _streamed(
-        self, context: ServerContext, work: AsyncGenerator[Result, None]
-    ) -> AsyncGenerator[Result, None]:
+    async def _streamed(self, work: AsyncGenerator[Result, None]) -> AsyncGenerator[Result, None]:
         try:
             async with aclosing(work):
                 async for each in work:
@@ -351,10 +377,10 @@ class MixService(mix_pb2_grpc.MixServicer):
             return
         except Exception as error:
             refusal = self._refusal(error)
-        await context.abort(*refusal)
+        raise RefusedCall(*refusal)
 
     def _refusal(self, error: Exception) -> tuple[grpc.StatusCode, str]:
-        """How a call ends: our own refusals with their sentence, anything else without one."""
+        """The code and sentence that end a call; errors not our own get no sentence of theirs."""
         code, reason = self._count(error)
         logs.warning("call_refused", code=code.name, reason=reason)
         return code, _sentence(error, code)
@@ -367,10 +393,10 @@ class MixService(mix_pb2_grpc.MixServicer):
 
 
 def _sentence(error: Exception, code: grpc.StatusCode) -> str:
-    """What the caller reads: nothing about our files or our code."""
+    """The sentence that the caller reads: nothing about our files or our code."""
     if code is grpc.StatusCode.INTERNAL:
         return "internal error"
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not isinstance(error, Refused):
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not isinstance(error, RefusedByMix):
         return "this mix cannot use its disk"
     return str(error)
 

@@ -13,12 +13,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from silomix_authority.desk import Desk
 from silomix_authority.errors import (
     InvitationExpired,
     InvitationUsed,
     NameTaken,
+    NotGranted,
     PartyRevoked,
-    Refused,
     RefusedRequest,
     TooManyCertificates,
     UnknownInvitation,
@@ -26,12 +27,13 @@ from silomix_authority.errors import (
     WrongClock,
 )
 from silomix_authority.register import Register
-from silomix_core.fields import InvalidField
-from silomix_proto import authority_pb2
-from silomix_protocol.certificates import read_list, request
-from silomix_protocol.enrolment import join_request
+from silomix_core.toml_table import InvalidField
+from silomix_proto import authority_pb2, ledger_pb2
+from silomix_protocol.certificates.certificates import dialled_name, read_list, request
+from silomix_protocol.enrolment.enrolment import PartyKeys, join_request
+from silomix_protocol.enrolment.membership import Member, PartyKind, authority_fingerprint
 from silomix_protocol.keys import SigningKey, node_proof
-from silomix_protocol.membership import Kind, Member, authority_fingerprint
+from silomix_protocol.rounds.heights import sign_height
 from support.authorities import MIX, SILO, Office, office
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -56,7 +58,7 @@ def test_who_was_invited_gets_a_certificate_of_its_name_kind_and_hosts_for_two_w
     assert certificate.public_key() == keys.tls.public_key()
     assert certificate.not_valid_after_utc - NOW == timedelta(days=14)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["mix-1"]
+    assert names.get_values_for_type(x509.DNSName) == [dialled_name("mix-1")]
     silo = parsed(here.join(here.invite(SILO), here.keys(SILO)))
     purposes = silo.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert set(purposes) == {ExtendedKeyUsageOID.CLIENT_AUTH}, "a silo must not serve"
@@ -157,12 +159,12 @@ def test_a_request_for_another_name_is_refused_and_its_wishes_are_not_looked_at(
             here.join(invitation, keys, wishing(name or " "))
     certificate = parsed(here.join(invitation, keys, wishing("mix-1", "server", "silo-1")))
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["mix-1"]
+    assert names.get_values_for_type(x509.DNSName) == [dialled_name("mix-1")]
 
 
 def test_whoever_joins_takes_over_nobodys_key(here: Office) -> None:
     """It must have the signing key and the TLS key, and no key may be another party's."""
-    other = here.member(Member("silo-2", Kind.SILO))
+    other = here.member(Member("silo-2", PartyKind.SILO))
     invitation, keys = here.invite(), here.keys()
 
     def with_sign_key(question: authority_pb2.JoinRequest) -> None:
@@ -200,11 +202,11 @@ def node_part(here: Office, key: SigningKey, question: authority_pb2.JoinRequest
 def test_a_node_key_is_enrolled_by_its_holder_only(here: Office) -> None:
     """Not even where no party has it yet: the one that it belongs to could not join any more."""
     invitation, keys = here.invite(), here.keys()
-    victim = here.keys(Member("silo-2", Kind.SILO))
+    victim = here.keys(Member("silo-2", PartyKind.SILO))
     assert keys.node is not None
     assert victim.node is not None
     own, strange = keys.node, victim.node
-    elsewhere = join_request(here.invite(Member("silo-2", Kind.SILO)), victim)
+    elsewhere = join_request(here.invite(Member("silo-2", PartyKind.SILO)), victim)
 
     def taking(proof: Callable[[list[bytes]], bytes]) -> Callable[[Any], None]:
         def edit(question: authority_pb2.JoinRequest) -> None:
@@ -270,7 +272,7 @@ def compressed(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def test_a_node_key_that_a_party_has_is_not_enrolled_again_in_other_bytes(here: Office) -> None:
-    other = here.member(Member("silo-2", Kind.SILO)).node
+    other = here.member(Member("silo-2", PartyKind.SILO)).node
     assert other is not None
     invitation, keys, again = here.invite(), here.keys(), compressed(other)
     assert serialization.load_der_public_key(again) == other.public_key()
@@ -300,7 +302,7 @@ def test_a_party_renews_its_own_certificate_and_nobody_elses(here: Office) -> No
         authority_pb2.RenewRequest(version=2, name="silo-1"),
     ]
     for question in hostile:
-        with pytest.raises(Refused):
+        with pytest.raises(NotGranted):
             here.desk.renew(question, here.now)
 
 
@@ -391,7 +393,7 @@ def test_keys_that_were_revoked_never_come_back(here: Office) -> None:
         here.desk.revoke("silo-1", here.now)
         old.append(here.member(folder=folder))
     here.desk.revoke("silo-1", here.now)
-    fresh, other = here.keys(folder="fresh"), Member("silo-2", Kind.SILO)
+    fresh, other = here.keys(folder="fresh"), Member("silo-2", PartyKind.SILO)
     for keys in old:
         for member in (SILO, other):
             for tried in (keys, replace(keys, sign=fresh.sign), replace(keys, node=fresh.node)):
@@ -423,7 +425,7 @@ def test_what_was_signed_for_one_consortium_is_refused_by_another(
 
 
 def test_names_that_differ_in_capitals_only_are_one_name_to_tls(here: Office) -> None:
-    shouting = Member("MIX-1", Kind.MIX, ("127.0.0.1:9102",))
+    shouting = Member("MIX-1", PartyKind.MIX, ("127.0.0.1:9102",))
     here.invite(MIX)
     with pytest.raises(NameTaken, match="there is mix-1"):
         here.invite(shouting)
@@ -434,7 +436,7 @@ def test_names_that_differ_in_capitals_only_are_one_name_to_tls(here: Office) ->
     with pytest.raises(NameTaken, match="there is mix-1"):
         here.invite(shouting)
     assert here.invite(MIX)
-    silo = Member("SILO-1", Kind.SILO)
+    silo = Member("SILO-1", PartyKind.SILO)
     here.invite(SILO)
     here.desk.revoke("silo-1", here.now)  # nobody joined: the name is free
     assert here.invite(silo)
@@ -445,4 +447,44 @@ def test_names_that_differ_in_capitals_only_are_one_name_to_tls(here: Office) ->
 )
 def test_no_party_can_have_the_authoritys_name_or_one_that_reads_as_two(name: str) -> None:
     with pytest.raises(InvalidField):
-        Member(name, Kind.SILO)
+        Member(name, PartyKind.SILO)
+
+
+# How far silos' ledgers are ----------------------------------------------------------------------
+
+
+def height_of(keys: PartyKeys, entries: int, name: str = "silo-1") -> ledger_pb2.LedgerHeight:
+    return sign_height(name, (0, entries), bytes([entries]) * 32, keys.sign).to_wire()
+
+
+def test_a_silo_is_shown_the_highest_height_that_it_left_with_whatever_request(
+    here: Office,
+) -> None:
+    keys = here.member()
+    assert here.desk.witnessed("silo-1", height_of(keys, 5)) is None
+    renewed = here.renewal("silo-1", keys.sign, request("silo-1", keys.tls))
+    renewed.height.CopyFrom(height_of(keys, 7))
+    assert here.desk.renew(renewed, here.now).height == height_of(keys, 5)
+    renewed.height.CopyFrom(height_of(keys, 6))
+    assert here.desk.renew(renewed, here.now).height == height_of(keys, 7), "it was put back"
+    assert here.desk.witnessed("silo-1", height_of(keys, 7)) is None, "it knows that itself"
+    again = Desk(here.config, here.register)  # the authority started again
+    shown = again.witnessed("silo-1", height_of(keys, 6))
+    assert shown is not None
+    assert shown.to_wire() == height_of(keys, 7)
+
+
+def test_a_height_that_no_member_signed_is_neither_kept_nor_answered(here: Office) -> None:
+    keys, thief = here.member(), here.keys(folder="thief")
+    here.desk.witnessed("silo-1", height_of(keys, 5))
+    for name, shown in (
+        ("silo-1", ledger_pb2.LedgerHeight()),
+        ("silo-1", height_of(thief, 9)),
+        ("silo-1", height_of(keys, 9, name="silo-2")),
+        ("silo-9", height_of(keys, 9, name="silo-9")),
+        ("", height_of(keys, 9)),
+    ):
+        assert here.desk.witnessed(name, shown) is None
+    assert [each.entries for each in here.register.heights().values()] == [5]
+    plain = here.renewal("silo-1", keys.sign, request("silo-1", keys.tls))
+    assert not here.desk.renew(plain, here.now).HasField("height")

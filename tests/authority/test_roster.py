@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import tomli_w
-from silomix.consortium import Consortium
-from silomix_core.fields import InvalidField
-from silomix_core.study import Study
-from silomix_protocol.roster import Roster, completed
+from silomix_core.study.reader import parse_study
+from silomix_core.toml_table import InvalidField
+from silomix_lab.consortium.create import Consortium
+from silomix_protocol.enrolment.roster import Roster, completed
 from support.consortia import make_consortium
 from support.processes import silomix
 
@@ -41,7 +41,7 @@ def test_an_outline_and_the_roster_make_the_study(made: Consortium, roster: Path
     files = "outline.toml", str(roster)
     ended = silomix("study", "assemble", *files, "--out", "new.toml", cwd=made.folder)
     assert ended.returncode == 0, ended.stderr
-    study = Study.parse((made.folder / "new.toml").read_bytes())
+    study = parse_study((made.folder / "new.toml").read_bytes())
     assert (study.silos, study.mixes, study.server) == (
         made.study.silos,
         made.study.mixes,
@@ -51,6 +51,19 @@ def test_an_outline_and_the_roster_make_the_study(made: Consortium, roster: Path
     again = silomix("study", "assemble", *files, "--out", "new.toml", cwd=made.folder)
     assert again.returncode == 1
     assert "already a file" in again.stderr
+
+
+def test_a_study_that_no_noise_can_serve_is_not_written(made: Consortium, roster: Path) -> None:
+    table = outline(made)
+    table["privacy"]["epsilon"] = 80.0
+    (made.folder / "wishes.toml").write_text(tomli_w.dumps(table))
+    ended = silomix(
+        "study", "assemble", "wishes.toml", str(roster), "--out", "never.toml", cwd=made.folder
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("silomix: wishes.toml: [privacy] with [algorithm]: epsilon=80")
+    assert "use an epsilon of at most 6" in ended.stderr
+    assert not (made.folder / "never.toml").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ import pytest
 import tomli_w
 import typer
 from google.protobuf.json_format import MessageToJson, Parse
-from silomix.consortium import Consortium
 from silomix.main import app
-from silomix_client.complaints import save
-from silomix_client.config import load
+from silomix_client.config.silo_config import load
+from silomix_client.rounds.complaint_files import save
 from silomix_core.algorithms.catalogue import ALGORITHMS
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import channel_pb2
-from silomix_protocol.complaints import sign_complaint
-from silomix_protocol.statements import sign_receipt
-from silomix_server.complaint_box import ComplaintBox
+from silomix_protocol.rounds.complaints import sign_complaint
+from silomix_protocol.rounds.statements import sign_receipt
+from silomix_server.silos.complaint_box import ComplaintBox
 from support.consortia import make_consortium
 from support.coordinators import listed, report_of, signer
 from support.rounds import make_round
@@ -307,9 +307,9 @@ def test_a_policy_that_no_longer_covers_a_reserved_study_is_shown_and_the_study_
     """The accountant was changed before the first round: there is no figure, and no traceback."""
     made = altered(consortium, ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'))
     policy = made.silos[0].parent / "policy.toml"
-    policy.write_text('epsilon = 8.0\ndelta = 1e-5\naccountant = "renyi"\n')
+    policy.write_text('epsilon = 8.0\ndelta = 1e-5\nminimum_batch = 1\naccountant = "renyi"\n')
     approved_silo(made)
-    policy.write_text("epsilon = 8.0\ndelta = 1e-5\n")
+    policy.write_text("epsilon = 8.0\ndelta = 1e-5\nminimum_batch = 1\n")
     out = tmp_path / "ledger.json"
     shown = silomix("silo", "ledger", made.silos[0], "--json", out)
     assert "all studies: reserved more than this accountant covers, spent 0.0000" in shown.stdout
@@ -456,6 +456,34 @@ def test_study_show_of_something_else_is_one_line(consortium: Consortium) -> Non
     path.write_bytes(study_file(consortium).replace(b"rounds = 5", b'rounds = "many"'))
     message = one_line_error(silomix("study", "show", path))
     assert message.endswith("study.toml: algorithm.rounds: expected a whole number, got 'many'")
+
+
+BEYOND_NOISE = "[privacy] with [algorithm]: epsilon=80 at delta=1e-05 cannot be kept"
+
+
+def test_a_study_that_no_noise_can_serve_is_refused_by_whoever_reads_it(
+    consortium: Consortium,
+) -> None:
+    """At once and with what would help, not when the first silo is asked."""
+    altered(consortium, ("epsilon = 2.0", "epsilon = 80.0"))
+    study = consortium.folder / "study.toml"
+    for command in (
+        ("study", "show", study),
+        ("silo", "review", consortium.silos[0], study),
+        ("silo", "approve", "--yes", consortium.silos[0], study),
+        ("mix", "run", consortium.mixes[0]),
+        ("server", "run", consortium.server),
+    ):
+        message = one_line_error(silomix(*command))
+        assert BEYOND_NOISE in message
+        assert "use an epsilon of at most" in message
+        assert message.startswith(str(study)) or command[:2] != ("study", "show")
+
+
+def test_no_folder_is_made_for_a_study_that_no_noise_can_serve(tmp_path: Path) -> None:
+    message = one_line_error(silomix("consortium", "init", tmp_path / "new", "--epsilon", "80"))
+    assert "use an epsilon of at most" in message
+    assert not (tmp_path / "new").exists()
 
 
 # Complaints --------------------------------------------------------------------------------------
@@ -611,6 +639,21 @@ def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     assert result.exit_code == 0
     assert "Usage:" in result.output
     assert len(result.output.splitlines()) > 3
+
+
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_help_shows_every_word_as_it_is_written(
+    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets too, which a terminal's markup would swallow."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)
+    command = typer.main.get_command(app)
+    for name in path:
+        command = getattr(command, "commands")[name]  # noqa: B009 - of groups alone
+    texts = [command.help or "", *(getattr(each, "help", None) or "" for each in command.params)]
+    texts += [each.get_short_help_str(1000) for each in getattr(command, "commands", {}).values()]
+    shown = CliRunner().invoke(app, [*path, "--help"]).output.split()
+    assert [word for text in texts for word in text.split() if word not in shown] == []
 
 
 def test_help_is_what_a_process_prints_and_needs_no_flower() -> None:

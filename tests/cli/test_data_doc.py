@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from silomix_client.config import load
+from silomix_client.config.silo_config import load
 from support.studies import parse, study_tree
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from silomix.changes import changes
-from silomix.consortium import Consortium
-from silomix.describe import describe_study
-from silomix.hospital import silo
-from silomix.letter import in_words, letter
-from silomix_client.approve import approve, review
-from silomix_client.audit_log import FILE, AuditLog
-from silomix_client.config import load
+from silomix.commands.silo import silo
+from silomix.text.letter import in_words, letter
+from silomix.text.study_and_ledger import describe_study
+from silomix.text.study_diff import changes
+from silomix_client.approval.approve import approve, review
+from silomix_client.approval.review import look
+from silomix_client.audit_log.log import FILE, AuditLog
+from silomix_client.config.silo_config import load
 from silomix_client.errors import NotApproved
-from silomix_client.offer import look
-from silomix_core.interaction import Interaction
+from silomix_core.task.interaction import Interaction
+from silomix_lab.consortium.create import Consortium
 from silomix_protocol.keys import SigningKey, fingerprint
 from support.consortia import SMALL_TASK, make_consortium
 from support.silos import NOW, approved_silo, copied, open_ledger, study_file
@@ -46,7 +46,7 @@ def unfolded(text: str) -> str:
 
 
 def with_policy(made: Consortium, **policy: object) -> None:
-    content = {"epsilon": 2.0, "delta": 1e-5} | policy
+    content = {"epsilon": 2.0, "delta": 1e-5, "minimum_batch": 1} | policy
     (made.silos[0].parent / "policy.toml").write_text(tomli_w.dumps(content))
 
 
@@ -132,7 +132,36 @@ def test_a_study_that_is_weaker_than_it_could_be_says_so(consortium: Consortium)
     shown = unfolded(written_letter(consortium, content)).partition("What to know")[2]
     assert "hides among no others" in shown
     assert "release gate off: a first mix that works with the server" in shown
-    assert "What to know" not in written_letter(consortium)
+
+
+@pytest.mark.parametrize(
+    ("least", "told"),
+    [
+        (2, "as few as 1: a server that works with the other hospital of such a batch"),
+        (3, "as few as 2: a server that works with the 2 other hospitals of such a batch"),
+    ],
+)
+def test_the_letter_says_what_all_but_one_of_a_batch_would_see(
+    consortium: Consortium, least: int, told: str
+) -> None:
+    content = study_file(consortium).replace(b"minimum = 2", f"minimum = {least}".encode())
+    shown = unfolded(written_letter(consortium, content)).partition("What to know")[2]
+    assert told in shown
+    assert "sees which one is yours (what it tells about a person is bounded" in shown
+
+
+def test_the_letter_says_how_reports_become_one_and_what_that_means_for_a_hospital(
+    consortium: Consortium,
+) -> None:
+    mean = unfolded(written_letter(consortium))
+    assert "the server takes the mean." in mean
+    assert "one silo that sends what it likes" in mean.partition("What to know")[2]
+    content = study_file(consortium).replace(b"minimum = 2", b"minimum = 3")
+    bounded = unfolded(written_letter(consortium, content))
+    assert "the server takes the bounded-mean." in bounded
+    assert "can ruin the model" not in bounded
+    for shown in (mean, bounded):
+        assert "a hospital unlike the others counts in full" in shown.partition("What to know")[2]
 
 
 # Hostile authors ---------------------------------------------------------------------------------

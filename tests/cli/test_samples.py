@@ -5,8 +5,8 @@ from pathlib import Path
 
 from silomix_authority.config import AuthorityConfig
 from silomix_authority.config import load as load_authority
-from silomix_client.config import load as load_silo
-from silomix_client.rules import Rules
+from silomix_client.config.policy_rules import Rules
+from silomix_client.config.silo_config import load as load_silo
 from silomix_server.config import load as load_server
 from silomix_shuffler.config import Limits
 from silomix_shuffler.config import load as load_mix
@@ -17,7 +17,7 @@ SAMPLES = Path(__file__).parents[2] / "deploy" / "samples"
 
 
 def test_every_sample_configuration_loads(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
+    made = make_consortium(tmp_path / "c", minimum_batch=3)
     for name, folder in (
         ("silo.toml", "silo-1"),
         ("policy.toml", "silo-1"),
@@ -35,7 +35,7 @@ def test_every_sample_configuration_loads(tmp_path: Path) -> None:
 
 
 def test_what_the_samples_have_as_comments_is_taken_too(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
+    made = make_consortium(tmp_path / "c", minimum_batch=3)
     for name, path in (
         ("mix.toml", made.mixes[0]),
         ("server.toml", made.server),
@@ -65,7 +65,7 @@ def test_what_the_samples_have_as_comments_is_taken_too(tmp_path: Path) -> None:
 
 
 def test_every_way_to_name_data_in_the_sample_is_taken(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
+    made = make_consortium(tmp_path / "c", minimum_batch=3)
     text = (SAMPLES / "silo.toml").read_text()
     plain, *tables = text.split("# [data]")
     kinds = []
@@ -77,6 +77,6 @@ def test_every_way_to_name_data_in_the_sample_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_study_has_gate_and_tokens_unless_it_says_otherwise(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
+    made = make_consortium(tmp_path / "c", minimum_batch=3)
     assert (made.study.batching.gate, made.study.batching.tokens) == (True, True)
     assert not list(made.folder.rglob("seal.key"))  # nothing that lasts opens a report

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from silomix.consortium import Consortium
 from silomix.main import app
-from silomix.specification import describe_specification
-from silomix_core.feature import Feature
-from silomix_server.errors import InvalidConfig
-from silomix_server.holdout import Holdout
+from silomix.text.data_spec import describe_specification
+from silomix_core.task.feature import Feature
+from silomix_lab.consortium.create import Consortium
+from silomix_server.errors import InvalidServerConfig
+from silomix_server.study.holdout import Holdout
 from support.consortia import SMALL_TASK, make_consortium
 from support.people import CLINIC, Clinic, Visit, visits
 from typer.testing import CliRunner, Result
@@ -162,8 +162,8 @@ def test_a_public_hold_out_has_one_row_for_each_person(tmp_path: Path) -> None:
     scores = Holdout(CLINIC, path).score(np.zeros(CLINIC.dimension))
     assert scores["loss"] == pytest.approx(0.6931, abs=1e-4)
     path.write_text(f"{header}\n40,130,1,5,3,true,man,,1\n")
-    with pytest.raises(InvalidConfig, match=r"holdout\.csv: row 2: not one of female, male"):
+    with pytest.raises(InvalidServerConfig, match=r"holdout\.csv: row 2: not one of female, male"):
         Holdout(CLINIC, path)
     path.write_text("age\n40\n")
-    with pytest.raises(InvalidConfig, match=r"holdout\.csv: row 2: no column 'sbp'"):
+    with pytest.raises(InvalidServerConfig, match=r"holdout\.csv: row 2: no column 'sbp'"):
         Holdout(CLINIC, path)

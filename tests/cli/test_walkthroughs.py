@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 import pytest
 import typer
-from silomix.describe import describe_study
 from silomix.main import app
-from silomix_client.config import load
-from silomix_core.study import InvalidStudy, Outline, Study
+from silomix.text.study_and_ledger import describe_study
+from silomix_client.config.silo_config import load
+from silomix_core.study.reader import parse_outline, parse_study
+from silomix_core.study.study import InvalidStudy
 from support.studies import parse, study_tree
 
 FOLDER = Path(__file__).parents[2] / "docs" / "walkthroughs"
@@ -81,9 +82,9 @@ def test_steps_are_numbered_without_a_gap() -> None:
 
 def test_the_outline_of_the_page_lacks_only_what_the_roster_and_hospitals_add() -> None:
     outline = blocks(FOLDER / "study-lead.md", "toml")[0]
-    assert len(Outline.parse(outline.encode()).task.features) == 6
+    assert len(parse_outline(outline.encode()).task.features) == 6
     with pytest.raises(InvalidStudy, match="study assemble"):
-        Study.parse(outline.encode())
+        parse_study(outline.encode())
     table, keys = tomllib.loads(outline), study_tree()
     second = keys["mixes"][0] | {"sign_key": b64encode(bytes(range(32))).decode()}
     complete = table | {

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from silomix.consortium import Consortium
+from silomix_lab.consortium.create import Consortium
 from support.consortia import make_consortium
 from support.people import Clinic
 from support.postgres import Postgres, postgres

@@ -1,19 +1,27 @@
 """What never depends on a record's value: whether a silo answers, how long, and in which words."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from silomix.consortium import Consortium
-from silomix_client.answer import StudyDesk
-from silomix_client.config import SiloConfig, load
+from numpy.typing import NDArray
+from silomix_client.config.silo_config import SiloConfig, load
+from silomix_client.data.csv_file import CsvFile
+from silomix_client.data.records import read
 from silomix_client.errors import SiloError
+from silomix_client.rounds.answer import StudyDesk
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.mechanism import Participant
-from silomix_protocol.descriptor import RefusedDescriptor
+from silomix_core.mechanism.mechanism import Participant
+from silomix_core.model.clipped_sum import Records
+from silomix_core.model.models import model_of
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import UNIT, Feature, Scaling, Task
+from silomix_lab.consortium.create import Consortium
+from silomix_protocol.rounds.descriptor import RefusedDescriptor
 from support.consortia import SMALL_TASK
 from support.records import read_records
 from support.silos import (
@@ -29,6 +37,7 @@ from support.silos import (
     respond,
 )
 
+Floats = NDArray[np.float64]
 Cells = tuple[str, str, str]
 RECORDS: list[Cells] = [
     ("0", "-1", "0"),
@@ -152,3 +161,65 @@ def test_reports_have_one_length_for_any_record_values(
         lengths.add(len(desk.answer(asked(made, 1)).onion))
         ledger.close()
     assert len(lengths) == 1
+
+
+# Another person, under another identifier ---------------------------------------------------------
+
+COLUMNS, PEOPLE = 12, 403  # no multiple of what matrix libraries take at a time
+KINKED = {
+    "hinge": {"loss": LossName.HINGE},
+    "absolute": {"loss": LossName.ABSOLUTE, "label_bounds": (0.0, 1.0)},
+    "quantile": {"loss": LossName.QUANTILE, "label_bounds": (0.0, 1.0), "level": 0.3},
+}
+
+
+def persons_task(**loss: Any) -> Task:
+    features = (Feature("x", -1.0, 1.0, 0.0, count=COLUMNS),)
+    return Task(
+        label="y", features=features, scaling=Scaling.UNIT_BALL, bias=0.3, person="id", time="t",
+        **loss,
+    )  # fmt: skip
+
+
+def persons_read(path: Path, task: Task, rows: list[tuple[str, int, list[float], int]]) -> Records:
+    """Through the silo's own reader; rows are identifier, time, values, label."""
+    header = ",".join(["id", "t", *task.columns, "y"])
+    lines = [f"{name},{when},{','.join(map(repr, x))},{y}" for name, when, x, y in rows]
+    path.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return read(CsvFile(path), task).records
+
+
+def at_the_kink(record: Floats, rng: np.random.Generator) -> Iterator[Floats]:
+    """Points at which the record's score is within some ulps of 1: the kink of every such loss for
+    the label 1."""
+    for _ in range(50):
+        point = rng.normal(size=COLUMNS + 1)
+        point /= record @ point / UNIT
+        yield point * (1 + rng.integers(-3, 4) * 2.0**-53)
+
+
+@pytest.mark.parametrize("name", list(KINKED))
+def test_a_person_with_another_identifier_and_more_rows_changes_its_own_contribution_alone(
+    name: str, tmp_path: Path
+) -> None:
+    """Everybody else moves by one place; all but one are at the kink, within an ulp."""
+    task, rng = persons_task(**KINKED[name]), np.random.default_rng(1)
+    values, other = rng.uniform(-1, 1, (2, COLUMNS)).round(3).tolist()
+    crowd = [(f"{number:04d}", 0, values, 1 - number % 2) for number in range(1, PEOPLE)]
+    first = persons_read(tmp_path / "D.csv", task, [("0000", 0, values, 0), *crowd])
+    renamed = persons_read(tmp_path / "E.csv", task, [*crowd, ("9999", 0, values, 0)])
+    decoys = [("9999", when, [when / 5] * COLUMNS, 0) for when in (1, 2)]
+    replaced = persons_read(
+        tmp_path / "F.csv", task, [("9999", 3, other, 1), *reversed(crowd), *decoys]
+    )
+    assert len(first) == len(renamed) == len(replaced) == PEOPLE
+    model = model_of(task)
+    sums = [model.gradients(records, 0.25) for records in (first, renamed, replaced)]
+    alone = [
+        model.gradients(Records(records.features[rows], records.labels[rows]), 0.25)
+        for records, rows in ((first, slice(0, 1)), (replaced, slice(-1, None)))
+    ]
+    for point in at_the_kink(first.features[0], rng):
+        one, same, new = (each.at(point) for each in sums)
+        assert np.array_equal(one, same)
+        assert np.array_equal(new - one, alone[1].at(point) - alone[0].at(point))

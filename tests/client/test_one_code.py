@@ -6,16 +6,16 @@ from hashlib import sha256
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from silomix.consortium import Consortium
-from silomix_client.answer import StudyDesk
-from silomix_client.config import load
-from silomix_client.keystream import stream_of
-from silomix_core import update
+from silomix_client.config.silo_config import load
+from silomix_client.random_stream import stream_of
+from silomix_client.rounds.answer import StudyDesk
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.federation import Answers, run_study
-from silomix_core.noise import RandomBytes
-from silomix_core.reporting import Integers, Question, Reporter
-from silomix_core.update import Records, open_rows
+from silomix_core.discrete_gaussian import RandomBytes, Streams
+from silomix_core.model import clipped_sum
+from silomix_core.model.clipped_sum import Records, open_rows
+from silomix_core.reports.reporter import Integers, Question, Reporter
+from silomix_core.simulation.one_process import Answers, evaluated_study
+from silomix_lab.consortium.create import Consortium
 from support.silos import altered, approved_silo, asked, open_desk, open_ledger, opened
 
 KINDS_OF_STUDY = {
@@ -32,8 +32,8 @@ class Silo:
         self.name, self.rounds = name, 0
         self.reports: list[NDArray[np.int64]] = []
 
-    def bytes_of_round(self) -> RandomBytes:
-        return stream_of(sha256(f"{self.name} {self.rounds}".encode()).digest())
+    def bytes_of_round(self, label: bytes) -> RandomBytes:
+        return stream_of(sha256(f"{self.name} {self.rounds} ".encode() + label).digest())
 
     def takes_part(self, round_number: int) -> bool:
         return True
@@ -47,12 +47,12 @@ class RealSilo(Silo):
     """A desk as `silomix silo run` has it, asked by a server and opened by mixes and server."""
 
     def __init__(
-        self, made: Consortium, name: str, desk_of: Callable[[Callable[[], RandomBytes]], StudyDesk]
+        self, made: Consortium, name: str, desk_of: Callable[[Streams], StudyDesk]
     ) -> None:
         super().__init__(name)
         self._made, self._desk = made, desk_of(self.bytes_of_round)
 
-    def values(self, question: Question, _: RandomBytes, kept: object) -> Integers:
+    def values(self, question: Question, _: Streams, kept: object) -> Integers:
         self.rounds += 1
         query = asked(self._made, question.round, question.point)
         return self.noted(opened(self._made, self._desk.answer(query)))
@@ -63,9 +63,9 @@ class SimulatedSilo(Silo):
         super().__init__(name)
         self._reporter = reporter
 
-    def values(self, question: Question, _: RandomBytes, kept: Integers | None) -> Integers:
+    def values(self, question: Question, _: Streams, kept: Integers | None) -> Integers:
         self.rounds += 1
-        return self.noted(self._reporter.values(question, self.bytes_of_round(), kept))
+        return self.noted(self._reporter.values(question, self.bytes_of_round, kept))
 
 
 @pytest.mark.parametrize("changes", KINDS_OF_STUDY.values(), ids=KINDS_OF_STUDY)
@@ -78,13 +78,13 @@ def test_the_silos_software_and_a_simulation_give_the_same_reports_and_model(
         opened_batches.append(batch)
         return open_rows(batch)
 
-    monkeypatch.setattr(update, "open_rows", counted)
+    monkeypatch.setattr(clipped_sum, "open_rows", counted)
     made = altered(consortium, *changes)
     study, mechanism = made.study, made.study.mechanism()
     real: list[RealSilo] = []
     simulated: list[SimulatedSilo] = []
     for index, silo in enumerate(study.silos):
-        policy = 'epsilon = 6.0\ndelta = 1e-5\naccountant = "renyi"\n'
+        policy = 'epsilon = 6.0\ndelta = 1e-5\nminimum_batch = 1\naccountant = "renyi"\n'
         (made.silos[index].parent / "policy.toml").write_text(policy, encoding="utf-8")
         config = approved_silo(made, index)
         ledger = open_ledger(config)
@@ -111,7 +111,10 @@ def test_the_silos_software_and_a_simulation_give_the_same_reports_and_model(
     def model_of(silos: list[Answers]) -> NDArray[np.float64]:
         entry, plan = algorithm(study.algorithm), study.algorithm_plan(mechanism)
         rng = np.random.default_rng(1)
-        return run_study(entry, plan, mechanism, silos, rng, rng.bytes)
+        reception = study.reception()
+        return evaluated_study(
+            entry, plan, mechanism, silos, rng, rng.bytes, reception=reception
+        ).model
 
     model = model_of([*real])
     assert not opened_batches  # the time that a real silo takes tells nothing of its batches

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from silomix.consortium import Consortium
-from silomix_client.approve import approve, review
-from silomix_client.config import load
-from silomix_client.errors import BadRecords, BudgetExhausted, InvalidConfig, NotApproved
-from silomix_client.ledger import Ledger
-from silomix_client.reports import StoredReport
-from silomix_client.snapshot import thaw
+from silomix_client.approval.approve import approve, review
+from silomix_client.config.silo_config import load
+from silomix_client.data.snapshot import thaw
+from silomix_client.errors import BadRecords, BudgetExhausted, InvalidSiloConfig, NotApproved
+from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.reports import StoredReport
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.losses import LossName
-from silomix_core.study import Study
-from silomix_core.task import Feature, Scaling, Task
+from silomix_core.study.reader import parse_study
+from silomix_core.study.study import Study
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
+from silomix_lab.consortium.create import Consortium
 from support.consortia import SMALL_TASK, write_data
 from support.records import read_records
 from support.silos import (
@@ -40,7 +41,7 @@ LARGE = 100_000
 
 def second_study(made: Consortium) -> tuple[Study, bytes]:
     content = study_file(made).replace(b'name = "test"', b'name = "second"')
-    return Study.parse(content), content
+    return parse_study(content), content
 
 
 # Approval ----------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def test_a_refused_approval_writes_no_snapshot(consortium: Consortium, cause: st
     config = load(consortium.silos[0])
     content = study_file(consortium)
     if cause == "policy":
-        policy = {"epsilon": 1.0, "delta": 1e-5}
+        policy = {"epsilon": 1.0, "delta": 1e-5, "minimum_batch": 1}
         (config.folder / "policy.toml").write_text(tomli_w.dumps(policy))
         config = load(consortium.silos[0])
     else:
@@ -205,7 +206,7 @@ def test_a_number_beyond_all_floats_is_refused_by_name(tmp_path: Path, key: str)
     numbers = {"epsilon": "3.0", "delta": "1e-6", key: "1" + "0" * 400}
     policy = "\n".join(f"{name} = {text}" for name, text in numbers.items())
     (tmp_path / "policy.toml").write_text(policy)
-    with pytest.raises(InvalidConfig, match=key):
+    with pytest.raises(InvalidSiloConfig, match=key):
         load(tmp_path / "silo.toml")
 
 
@@ -214,7 +215,7 @@ def test_a_floor_below_one_record_is_refused_by_name(tmp_path: Path, minimum: in
     (tmp_path / "silo.toml").write_text('name = "a"\ndata = "d.csv"\npolicy = "policy.toml"\n')
     policy = {"epsilon": 3.0, "delta": 1e-6, "minimum_people": minimum}
     (tmp_path / "policy.toml").write_text(tomli_w.dumps(policy))
-    with pytest.raises(InvalidConfig, match="minimum_people"):
+    with pytest.raises(InvalidSiloConfig, match="minimum_people"):
         load(tmp_path / "silo.toml")
 
 

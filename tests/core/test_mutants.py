@@ -11,8 +11,7 @@ from math import sqrt
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from silomix_core import mechanism as mechanism_module
-from silomix_core import noise, update
+from silomix_core import discrete_gaussian as noise
 from silomix_core.accounting import (
     budget,
     composition,
@@ -22,14 +21,17 @@ from silomix_core.accounting import (
     integers,
     poisson,
 )
-from silomix_core.accounting.budget import Accountant, Budget, Loss
+from silomix_core.accounting.budget import NOTHING, Accountant, Budget, PrivacyLoss
 from silomix_core.accounting.composition import largest_mu
 from silomix_core.accounting.events import PrivacyEvent, PrivacyTarget, Scheme
-from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
-from silomix_core.noise import RandomBytes, discrete_gaussian
-from silomix_core.task import UNIT, Task
-from silomix_core.update import ClippedSum, Records
+from silomix_core.accounting.integers import Released
+from silomix_core.discrete_gaussian import RandomBytes, discrete_gaussian
+from silomix_core.mechanism import mechanism as mechanism_module
+from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.model import clipped_sum as update
+from silomix_core.model.clipped_sum import ClippedSum, Records
+from silomix_core.task.losses import LossName, loss
+from silomix_core.task.task import UNIT, Task
 from support.privacy_checks import (
     Floats,
     Neighbours,
@@ -68,7 +70,9 @@ def reference() -> Mechanism:
 def test_without_a_mutation_every_check_passes() -> None:
     check_noise(discrete_gaussian)
     check_meets_target(reference(), TARGET, 1734)
-    check_discretization_bound(lambda count, sigma: discretization_delta(0.0, count, sigma) / 2)
+    check_discretization_bound(
+        lambda count, sigma: discretization_delta(0.0, Released.of(count, sigma)) / 2
+    )
     check_all_records(hostile_pairs(300))
     check_all_grids(hostile_pairs(300), small_mechanism)
     fixed_size = drawing(1, Scheme.WITHOUT_REPLACEMENT)
@@ -209,42 +213,31 @@ def check_consortium() -> None:
     check_promises(*consortium())
 
 
-Grid = Callable[[Participant, float, int, Phase, Minibatch, int], float]
+# Everything that `_grid` knows but the silo: clip, dimension, phase, batch, …
+Grid = Callable[..., object]
 grid_of: Grid = mechanism_module._grid
 
 
-def no_weight(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
-) -> float:
-    return grid_of(replace(silo, weight=1.0), clip, dimension, phase, batch, most)
+def no_weight(silo: Participant, *rest: object) -> object:
+    return grid_of(replace(silo, weight=1.0), *rest)
 
 
 def no_rounds(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
-) -> float:
-    return grid_of(silo, clip, dimension, replace(phase, rounds=1), batch, most)
+    silo: Participant, clip: float, dimension: int, phase: Phase, *rest: object
+) -> object:
+    return grid_of(silo, clip, dimension, replace(phase, rounds=1), *rest)
 
 
-def no_share(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
-) -> float:
-    return grid_of(silo, clip, dimension, replace(phase, share=1.0), batch, most)
+def no_share(silo: Participant, clip: float, dimension: int, phase: Phase, *rest: object) -> object:
+    return grid_of(silo, clip, dimension, replace(phase, share=1.0), *rest)
 
 
-def one_promise(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
-) -> float:
-    return grid_of(
-        replace(silo, target=PrivacyTarget(2, 1e-6)), clip, dimension, phase, batch, most
-    )
+def one_promise(silo: Participant, *rest: object) -> object:
+    return grid_of(replace(silo, target=PrivacyTarget(2, 1e-6)), *rest)
 
 
-def another_delta(
-    silo: Participant, clip: float, dimension: int, phase: Phase, batch: Minibatch, most: int
-) -> float:
-    return grid_of(
-        replace(silo, target=replace(silo.target, delta=2e-6)), clip, dimension, phase, batch, most
-    )
+def another_delta(silo: Participant, *rest: object) -> object:
+    return grid_of(replace(silo, target=replace(silo.target, delta=2e-6)), *rest)
 
 
 @pytest.mark.parametrize("mutant", [no_weight, no_rounds, no_share, one_promise, another_delta])
@@ -367,7 +360,7 @@ def test_the_loss_of_full_batches_for_drawn_ones_is_caught(monkeypatch: pytest.M
     monkeypatch.setattr(
         mechanism_module,
         "largest_mu",
-        lambda target, scheme, ratio, rounds, dimension, most: (
+        lambda target, scheme, ratio, rounds, dimension, *_: (
             largest_mu(target, Scheme.FULL, 1.0, rounds, dimension) / ratio * 1.1
         ),
     )
@@ -396,7 +389,7 @@ def check_filter(accountant: Accountant) -> None:
         mu = gaussian_mu(1, 1e-6) / sqrt(parts)
         for factor in (0.9, 1.0001, 1.05, 1.5, 3.0):
             event = PrivacyEvent(Scheme.FULL, 1.0, factor * mu * 2**20, 2.0**20, 1)
-            total = Loss(0.0, 0)
+            total = NOTHING
             for _ in range(parts):
                 total = total + kept.loss(event)
             if kept.holds(total):
@@ -408,7 +401,7 @@ def test_a_filter_that_takes_the_larger_loss_for_the_sum_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Studies treated as if they were disjoint phases."""
-    monkeypatch.setattr(Loss, "__add__", Loss.at_least)
+    monkeypatch.setattr(PrivacyLoss, "__add__", PrivacyLoss.at_least)
     for accountant in Accountant:
         with pytest.raises(AssertionError, match="held"):
             check_filter(accountant)
@@ -417,9 +410,9 @@ def test_a_filter_that_takes_the_larger_loss_for_the_sum_is_caught(
 def test_a_filter_that_counts_only_half_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Budget.loss
 
-    def half_loss(self: Budget, event: PrivacyEvent, times: int = 1) -> Loss:
+    def half_loss(self: Budget, event: PrivacyEvent, times: int = 1) -> PrivacyLoss:
         loss = original(self, event, times)
-        return Loss(loss.value / 2, loss.samples)
+        return PrivacyLoss(loss.value / 2, loss.released)
 
     monkeypatch.setattr(Budget, "loss", half_loss)
     for accountant in Accountant:
@@ -507,8 +500,7 @@ def test_scaling_fitted_on_the_data_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 def small_mechanism(clip: float, records: int) -> Mechanism:
     """A grid so coarse that rounding is a good part of the sensitivity."""
-    target = PrivacyTarget(0.01, 1e-6)
-    return full_batch(target, clip=clip, rounds=500_000, dimension=4, records=records)
+    return Mechanism(clip, 4, Minibatch(), (Phase(1),), (clip / records / 7,))
 
 
 def test_forgotten_rounding_is_caught_in_the_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from silomix.consortium import Consortium
+from silomix_lab.consortium.create import Consortium
 from support.consortia import make_consortium
 from support.silos import copied
 

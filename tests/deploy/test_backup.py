@@ -21,12 +21,13 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from silomix.backup import _named_study
-from silomix.consortium import Consortium
-from silomix_client import audit_check, backup, sealed_file
-from silomix_client.audit_check import lines
-from silomix_client.backup import Since, collect, left_out, restore
-from silomix_client.config import MAIN, SiloConfig, load
+from silomix.commands.backup import _named_study
+from silomix_client.audit_log import verify_log as audit_check
+from silomix_client.audit_log.verify_log import lines
+from silomix_client.backup import backup, encrypted_file
+from silomix_client.backup.backup import Since, collect, left_out, restore
+from silomix_client.backup.encrypted_file import Unopenable
+from silomix_client.config.silo_config import MAIN, SiloConfig, load
 from silomix_client.errors import (
     AuditLogBroken,
     BudgetExhausted,
@@ -34,13 +35,14 @@ from silomix_client.errors import (
     NotApproved,
     SiloError,
 )
-from silomix_client.ledger import TABLES, Ledger
-from silomix_client.ledger_check import Verified, verify
-from silomix_client.reports import StoredReport
-from silomix_client.sealed_file import Unopenable
-from silomix_core.accounting.budget import Loss
-from silomix_core.study import Study
-from silomix_protocol.durable import transaction
+from silomix_client.ledger.ledger import TABLES, Ledger
+from silomix_client.ledger.reports import StoredReport
+from silomix_client.ledger.verify_ledger import Verified, verify
+from silomix_core.accounting.budget import NOTHING, PrivacyLoss
+from silomix_core.accounting.integers import Released
+from silomix_core.study.reader import parse_study
+from silomix_lab.consortium.create import Consortium
+from silomix_protocol.host.durable import transaction
 from silomix_protocol.keys import SigningKey, UnusableKey, fingerprint, write_secret
 from support.processes import silomix
 from support.silos import NOW, approval_of, approved_silo, asked, copied, study_file
@@ -69,7 +71,7 @@ def studies_of(made: Consortium, count: int) -> list[Consortium]:
     """The same study under different names: other identities, the same cost."""
     text = study_file(made).decode()
     texts = [text.replace('name = "test"', f'name = "test {each}"', 1) for each in range(count)]
-    return [replace(made, study=Study.parse(each.encode())) for each in texts]
+    return [replace(made, study=parse_study(each.encode())) for each in texts]
 
 
 def content_of(made: Consortium) -> bytes:
@@ -93,7 +95,7 @@ class History:
         self.config = load(made.silos[0])
         self.ledger = Ledger(self.config.state, self.config.policy)
         self.approved: list[Consortium] = []
-        self.spent = Loss(0.0, 0)
+        self.spent = NOTHING
         self.backups = [saved(self.config)]
         self.restores = 0
 
@@ -113,7 +115,7 @@ class History:
                 if number <= study.study.rounds:
                     charge(self.ledger, study, number)
                     _, event = self.ledger.approval(identity).event(number)
-                    self.spent += Loss(event.mu**2, event.samples)
+                    self.spent += PrivacyLoss(event.mu**2, Released.of(event.samples, event.noise))
 
     def back_up(self) -> None:
         self.backups.append(saved(self.config))
@@ -134,7 +136,9 @@ def test_no_history_of_losses_and_restores_takes_the_total_beyond_the_policy(
     consortium: Consortium, tmp_path: Path, seed: int
 ) -> None:
     policy = consortium.silos[0].parent / "policy.toml"
-    policy.write_text("epsilon = 3.7\ndelta = 1e-5\n")  # about three studies of epsilon 2
+    policy.write_text(
+        "epsilon = 3.7\ndelta = 1e-5\nminimum_batch = 1\n"
+    )  # about three studies of epsilon 2
     history = History(consortium, tmp_path, seed)
     steps = (history.approve, history.answer, history.answer, history.back_up)
     for _ in range(4):
@@ -315,7 +319,8 @@ def rows(database: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
 
 
 def test_no_byte_of_a_stored_report_is_in_a_backup(consortium: Consortium, tmp_path: Path) -> None:
-    """Nor a token or a control variate, nor in a page that SQLite freed; the budget is the same."""
+    """Nor a token, a control variate or the secret that noise follows from, nor in a page that
+    SQLite freed; the budget is the same."""
     config, study = approved_silo(consortium), consortium.study.identity
     parts = {name: sha256(name.encode()).digest() for name in ("payload", "onion", "trail")}
     parts |= {"key": b"k" * 31 + b"1", "token": b"t" * 31 + b"1", "kept": b"c" * 31 + b"1"}
@@ -332,12 +337,15 @@ def test_no_byte_of_a_stored_report_is_in_a_backup(consortium: Consortium, tmp_p
             ledger.database.execute(
                 "INSERT INTO tokens VALUES (?, 3, ?, ?)", (study, parts["key"], parts["token"])
             )
-            ledger.database.execute("INSERT INTO controls VALUES (?, ?, 0)", (study, parts["kept"]))
+            ledger.database.execute("INSERT INTO controls VALUES (?, ?)", (study, parts["kept"]))
         whole, reserved = ledger.database.serialize(), ledger.reserved().loss
         assert all(part in whole for part in parts.values())
         files = backup._unpacked(packed := saved(config))
         assert ledger.stored(consortium.study, 2) == report  # the silo's own ledger is untouched
+        parts["secret"] = ledger.approval(study).partition
+        assert parts["secret"] in whole
         lasting = {each: rows(ledger.database, each) for each in LASTING}
+        lasting["studies"] = [(*row[:2], b"", *row[3:]) for row in lasting["studies"]]
     earlier = sha256(b"1").digest()
     for content in files.values():
         assert not any(part[:8] in content for part in (*parts.values(), earlier))
@@ -479,30 +487,32 @@ def test_a_restore_that_fails_leaves_nothing_behind(consortium: Consortium, tmp_
 
 
 def test_only_the_passphrase_opens_a_backup_and_a_changed_one_does_not_open() -> None:
-    sealed = sealed_file.seal_with_passphrase(b"content", PASSPHRASE)
-    assert not sealed_file.needs_key(sealed)
-    assert sealed_file.open_with_passphrase(sealed, PASSPHRASE) == b"content"
+    sealed = encrypted_file.seal_with_passphrase(b"content", PASSPHRASE)
+    assert not encrypted_file.needs_key(sealed)
+    assert encrypted_file.open_with_passphrase(sealed, PASSPHRASE) == b"content"
     with pytest.raises(Unopenable, match="another passphrase"):
-        sealed_file.open_with_passphrase(sealed, PASSPHRASE + " ")
+        encrypted_file.open_with_passphrase(sealed, PASSPHRASE + " ")
     with pytest.raises(Unopenable, match="was changed"):
-        sealed_file.open_with_passphrase(sealed[:-1] + bytes([sealed[-1] ^ 1]), PASSPHRASE)
+        encrypted_file.open_with_passphrase(sealed[:-1] + bytes([sealed[-1] ^ 1]), PASSPHRASE)
     with pytest.raises(SiloError, match="at least 12 characters"):
-        sealed_file.seal_with_passphrase(b"content", "short")
+        encrypted_file.seal_with_passphrase(b"content", "short")
 
 
 def test_only_the_private_key_opens_what_was_sealed_to_its_public_half(tmp_path: Path) -> None:
-    (tmp_path / "one.pub").write_text(sealed_file.make_key(tmp_path / "one"))
-    sealed_file.make_key(tmp_path / "two")
-    sealed = sealed_file.seal_to_key(b"content", sealed_file.load_public_key(tmp_path / "one.pub"))
-    assert sealed_file.needs_key(sealed)
-    key = sealed_file.load_key(tmp_path / "one")
-    assert sealed_file.open_with_key(sealed, key) == b"content"
+    (tmp_path / "one.pub").write_text(encrypted_file.make_key(tmp_path / "one"))
+    encrypted_file.make_key(tmp_path / "two")
+    sealed = encrypted_file.seal_to_key(
+        b"content", encrypted_file.load_public_key(tmp_path / "one.pub")
+    )
+    assert encrypted_file.needs_key(sealed)
+    key = encrypted_file.load_key(tmp_path / "one")
+    assert encrypted_file.open_with_key(sealed, key) == b"content"
     with pytest.raises(Unopenable):
-        sealed_file.open_with_key(sealed, sealed_file.load_key(tmp_path / "two"))
+        encrypted_file.open_with_key(sealed, encrypted_file.load_key(tmp_path / "two"))
     with pytest.raises(Unopenable):
-        sealed_file.open_with_key(sealed[:-1] + bytes([sealed[-1] ^ 1]), key)
+        encrypted_file.open_with_key(sealed[:-1] + bytes([sealed[-1] ^ 1]), key)
     with pytest.raises(UnusableKey):
-        sealed_file.load_public_key(tmp_path / "one")
+        encrypted_file.load_public_key(tmp_path / "one")
 
 
 # The commands ------------------------------------------------------------------------------------
@@ -627,6 +637,7 @@ def test_a_ledger_of_the_release_before_is_taken_over_and_one_of_a_later_release
     with closing(sqlite3.connect(path)) as database:
         for column in ("receipt", "committed"):
             database.execute(f"ALTER TABLE reports ADD COLUMN {column} BLOB")
+        database.execute("ALTER TABLE controls ADD COLUMN included INTEGER NOT NULL DEFAULT 0")
         database.execute("PRAGMA user_version = 4")
     with closing(Ledger(load(older.silos[0]).state, config.policy)) as ledger:
         verify(ledger)
@@ -634,14 +645,18 @@ def test_a_ledger_of_the_release_before_is_taken_over_and_one_of_a_later_release
     with closing(sqlite3.connect(path)) as database:
         (new, taken_over) = (_columns(each) for each in (consortium.silos[0], older.silos[0]))
         assert taken_over == new
-        database.execute("PRAGMA user_version = 6")
+        database.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
-    with pytest.raises(LedgerBroken, match=r"format 6\), newer than this one .*install that rel"):
+    with pytest.raises(LedgerBroken, match=r"format 7\), newer than this one .*install that rel"):
         Ledger(path.parent, config.policy)
     assert path.read_bytes() == before
 
 
 def _columns(silo: Path) -> list[str]:
-    """Those of the stored reports."""
+    """Those of the stored reports and control variates."""
     with closing(sqlite3.connect(silo.parent / "state" / "ledger.sqlite")) as database:
-        return [row[1] for row in database.execute("PRAGMA table_info(reports)")]
+        return [
+            f"{table}.{row[1]}"
+            for table in ("reports", "controls")
+            for row in database.execute(f"PRAGMA table_info({table})")
+        ]

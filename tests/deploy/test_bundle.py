@@ -4,71 +4,17 @@ With small wheels of our own in place of the product and all that it needs; `mak
 real ones.
 """
 
-import importlib.util
+import json
 import os
 import subprocess
 import sys
-from base64 import urlsafe_b64encode
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
-from zipfile import ZipFile
 
-BUNDLE = Path(__file__).parents[2] / "deploy" / "bundle"
-
-
-def build_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bundle_build", BUNDLE / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def write_wheel(folder: Path, name: str, version: str, needs: tuple[str, ...] = ()) -> Path:
-    """A wheel whose program, of the same name, prints its version."""
-    info = f"{name}-{version}.dist-info"
-    requires = "".join(f"Requires-Dist: {each}\n" for each in needs)
-    files = {
-        f"{name}.py": f"def run():\n    print({version!r})\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
-        "Tag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:run\n",
-    }
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with ZipFile(path, "w") as wheel:
-        records = []
-        for file, content in files.items():
-            wheel.writestr(file, content)
-            digest = urlsafe_b64encode(sha256(content.encode()).digest()).rstrip(b"=").decode()
-            records.append(f"{file},sha256={digest},{len(content)}\n")
-        wheel.writestr(f"{info}/RECORD", "".join(records) + f"{info}/RECORD,,\n")
-    return path
-
-
-def bundle(place: Path, version: str, *, complete: bool = True) -> Path:
-    folder = place / f"silomix-{version}"
-    wheelhouse = folder / "wheelhouse"
-    wheelhouse.mkdir(parents=True)
-    write_wheel(wheelhouse, "silomix", version, ("needed==1.0",))
-    if complete:
-        write_wheel(wheelhouse, "needed", "1.0")
-    build_module().assemble(folder, version)
-    return folder
-
-
-def install(folder: Path, target: Path, python: str = sys.executable) -> tuple[int, str]:
-    done = subprocess.run(
-        [folder / "install.sh", target],
-        capture_output=True,
-        text=True,
-        check=False,
-        # An index that somebody configured must not be asked.
-        env=os.environ | {"PYTHON": python, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"},
-    )
-    return done.returncode, done.stdout + done.stderr
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from support.bundles import build_module, bundle, install, write_wheel
 
 
 def installed(target: Path) -> str:
@@ -100,6 +46,8 @@ def test_a_bundle_installs_is_replaced_by_a_newer_one_and_refuses_to_go_back(
     assert said == f"installed silomix 0.10.0: {target}/bin/silomix\n"
     assert installed(target) == "0.10.0"
     assert (target / "releases" / "0.9.0" / "bin" / "silomix").exists()
+    components = target / "current" / "sbom.cdx.json"
+    assert components.read_bytes() == (second / "sbom.cdx.json").read_bytes()
     status, said = install(first, target)
     assert status == 1
     assert "0.10.0 is installed and newer than 0.9.0: ledgers and databases" in said
@@ -123,7 +71,6 @@ def test_a_wheel_that_the_requirements_do_not_know_is_refused_and_the_old_releas
     folder, target = bundle(tmp_path, "0.10.0"), tmp_path / "in"
     pretend_installed(target, "0.9.0")
     write_wheel(folder / "wheelhouse", "needed", "1.0", ("more==1",))
-    (folder / "SHA256SUMS").unlink()
     build_module().write_sums(folder)
     status, said = install(folder, target)
     assert status != 0
@@ -132,7 +79,11 @@ def test_a_wheel_that_the_requirements_do_not_know_is_refused_and_the_old_releas
 
 
 def test_an_incomplete_bundle_is_refused(tmp_path: Path) -> None:
-    status, said = install(bundle(tmp_path, "0.9.0", complete=False), tmp_path / "in")
+    folder = bundle(tmp_path, "0.9.0")
+    (folder / "wheelhouse" / "needed-1.0-py3-none-any.whl").unlink()
+    build_module().write_requirements(folder)
+    build_module().write_sums(folder)
+    status, said = install(folder, tmp_path / "in")
     assert status == 1
     assert "the bundle is not complete: silomix 0.9.0 requires needed" in said
     assert not (tmp_path / "in" / "bin" / "silomix").exists()
@@ -141,4 +92,85 @@ def test_an_incomplete_bundle_is_refused(tmp_path: Path) -> None:
 def test_another_python_is_refused_in_words(tmp_path: Path) -> None:
     status, said = install(bundle(tmp_path, "0.9.0"), tmp_path / "in", python="/bin/true-not")
     assert status == 1
-    assert "is not Python 3.11 with venv; name one: PYTHON=" in said
+    wanted = "{}.{}".format(*sys.version_info[:2])
+    assert f"is not Python {wanted} with venv; name one: PYTHON=/path/to/python{wanted}" in said
+
+
+def test_a_bundle_made_with_another_python_is_refused(tmp_path: Path) -> None:
+    """Its wheels would not fit, or not be found."""
+    folder = bundle(tmp_path, "0.9.0")
+    (folder / "PYTHON").write_text("3.7\n")
+    build_module().write_sums(folder)
+    status, said = install(folder, tmp_path / "in")
+    assert status == 1
+    assert "is not Python 3.7 with venv" in said
+    assert not (tmp_path / "in").exists()
+
+
+def test_an_added_file_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
+    """The list of hashes holds, and one more unit lies beside those that root installs."""
+    folder, target = bundle(tmp_path, "0.9.0"), tmp_path / "in"
+    (folder / "systemd" / "system" / "more.service").write_text("[Service]\n")
+    status, said = install(folder, target)
+    assert status == 1
+    assert "there are files that are not in SHA256SUMS" in said
+    assert not target.exists()
+
+
+def test_the_list_of_components_is_cyclonedx_with_hashes_licences_and_what_needs_what(
+    tmp_path: Path,
+) -> None:
+    folder = bundle(tmp_path, "0.9.0")
+    text = (folder / "sbom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    components = json.loads(text)
+    own, (more, needed, quicker) = components["metadata"]["component"], components["components"]
+    assert (own["name"], own["version"], own["purl"]) == (
+        "silomix",
+        "0.9.0",
+        "pkg:generic/silomix@0.9.0",
+    )
+    assert (quicker["name"], quicker["purl"]) == ("quick-er", "pkg:pypi/quick-er@2.0")
+    for each in (own, more, needed, quicker):
+        path = folder / each["externalReferences"][0]["url"]
+        assert each["hashes"] == [
+            {"alg": "SHA-256", "content": sha256(path.read_bytes()).hexdigest()}
+        ]
+    assert [each.get("licenses") for each in (own, more, needed, quicker)] == [
+        [{"expression": "Apache-2.0"}],
+        None,
+        [{"license": {"name": "MIT License"}}],
+        [{"license": {"name": "3-clause BSD"}}],
+    ]
+    assert {each["ref"]: each["dependsOn"] for each in components["dependencies"]} == {
+        "silomix": ["more", "needed"],
+        "needed": ["quick-er"],
+        "more": [],
+        "quick-er": [],
+    }
+
+
+def test_a_wheel_that_is_missing_or_that_nobody_needs_is_not_bundled(tmp_path: Path) -> None:
+    build = build_module()
+    wheelhouse = tmp_path / "wheelhouse"
+    wheelhouse.mkdir()
+    write_wheel(wheelhouse, "silomix", "0.9.0", ("needed==1.0",))
+    with pytest.raises(Exception, match=r"silomix needs needed==1\.0, which is not there"):
+        build.sbom(wheelhouse, "silomix")
+    write_wheel(wheelhouse, "needed", "1.0")
+    write_wheel(wheelhouse, "stray", "1.0")
+    with pytest.raises(Exception, match="nobody needs stray"):
+        build.sbom(wheelhouse, "silomix")
+
+
+def test_the_same_wheels_give_the_same_archive(tmp_path: Path) -> None:
+    folder = bundle(tmp_path / "first", "0.9.0")
+    other = tmp_path / "second" / folder.name
+    (other / "wheelhouse").mkdir(parents=True)
+    for wheel in sorted((folder / "wheelhouse").iterdir(), reverse=True):
+        (other / "wheelhouse" / wheel.name).write_bytes(wheel.read_bytes())
+        os.utime(other / "wheelhouse" / wheel.name, (1e9, 1e9))
+        (other / "wheelhouse" / wheel.name).chmod(0o600)
+    build = build_module()
+    build.complete(other, "0.9.0")
+    assert build.pack(folder).read_bytes() == build.pack(other).read_bytes()

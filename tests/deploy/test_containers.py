@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from silomix import machines
+from silomix_lab.consortium import machines
 from support.commands import command_of
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +66,10 @@ def test_a_service_is_locked_down(party: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert (service["mem_limit"], service["memswap_limit"]) == ("4g", "4g")
+    assert service["pids_limit"] == 512
+    assert service["ulimits"] == {"nofile": 65536, "core": 0}
+    assert service["logging"]["options"] == {"max-size": "10m", "max-file": "5"}
     assert service["user"].split(":")[0] != "0"
     assert service["image"] == f"${{SILOMIX_IMAGE:-silomix:{VERSION}}}"
     assert [mount.rpartition(":")[2] for mount in service["volumes"]] == ["/party"]

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
-from silomix.consortium import Consortium
 from silomix_authority.config import load as load_authority
-from silomix_protocol.tls import Identity
+from silomix_lab.consortium.create import Consortium
+from silomix_protocol.connections.tls import Identity
 from silomix_server.config import ServerConfig, load
 from support.authorities import authority_process
 from support.processes import silomix

@@ -10,7 +10,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from silomix.machines import AUTHORITY_PORT, CHANNEL_PORT, FLEET_PORT, MIX_PORT
+from silomix_lab.consortium.machines import AUTHORITY_PORT, CHANNEL_PORT, FLEET_PORT, MIX_PORT
+from silomix_protocol.host.ownership import check_state, read_own
 from silomix_protocol.keys import SigningKey
 from support.commands import command_of
 
@@ -77,7 +78,8 @@ def test_a_party_is_locked_down_and_never_two(manifests: dict[str, Manifest]) ->
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        assert "memory" in container["resources"]["limits"]
+        limits = container["resources"]["limits"]
+        assert limits == {"memory": "4Gi", "ephemeral-storage": "1Gi"}
 
 
 def test_it_runs_commands_and_opens_ports_that_there_are(
@@ -144,7 +146,8 @@ def test_the_folder_is_laid_out_anew_but_renewed_keys_stay(
     (party / "state").mkdir()
     (party / "state" / "mix.sqlite").write_text("kept")
     (secret / "mix.toml").write_text("new")
-    (party / "sign.key").chmod(0o660)  # as a kubelet may leave it
+    for path in party.rglob("*"):  # as a kubelet may leave it
+        path.chmod(0o2770 if path.is_dir() else 0o660)
     subprocess.run([shell, flags, script], check=True)
     SigningKey.load(party / "sign.key")
     assert (party / "sign.key").read_bytes() == key
@@ -152,4 +155,6 @@ def test_the_folder_is_laid_out_anew_but_renewed_keys_stay(
     assert (party / "revoked.crl").read_text() == "silo-1", "a revocation was undone"
     assert (party / "mix.toml").read_text() == "new"
     assert (party / "state" / "mix.sqlite").read_text() == "kept"
+    check_state(party / "state")
+    assert read_own(party / "mix.toml") == b"new"
     assert shutil.which("install")

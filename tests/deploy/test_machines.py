@@ -13,12 +13,12 @@ import click
 import pytest
 import typer
 from cryptography import x509
-from silomix.consortium import Addresses
-from silomix.failures import Failure
-from silomix.machines import addresses_of
 from silomix.main import app
-from silomix_client.approve import review
-from silomix_client.config import load as load_silo
+from silomix_client.approval.approve import review
+from silomix_client.config.silo_config import load as load_silo
+from silomix_lab.consortium.create import Addresses
+from silomix_lab.consortium.machines import addresses_of
+from silomix_protocol.host.failure import Failure
 from silomix_server.config import load as load_server
 from silomix_shuffler.config import load as load_mix
 from support.processes import silomix

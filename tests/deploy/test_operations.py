@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 import pytest
 from silomix_authority import register
-from silomix_client import database as ledger_database
-from silomix_server import journal, token_desk
-from silomix_shuffler import store
+from silomix_client.ledger import database as ledger_database
+from silomix_server.mixes import token_desk
+from silomix_server.study import journal
+from silomix_shuffler.storage import store
 from support.commands import command_of
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_every_file_of_the_repository_that_is_named_is_there() -> None:
     ("file", "version", "before"),
     [
         ("ledger.sqlite", ledger_database._VERSION, sorted(ledger_database._UPGRADES)),
-        ("mix.sqlite", store._VERSION, []),
+        ("mix.sqlite", store._VERSION, sorted(store._UPGRADES)),
         ("journal-*.sqlite", journal._VERSION, []),
         ("tokens-*.sqlite", token_desk._VERSION, []),
         ("register.sqlite", register._VERSION, sorted(register._UPGRADES)),

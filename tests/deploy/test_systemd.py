@@ -67,6 +67,17 @@ def test_a_unit_runs_a_command_that_there_is(unit: Path) -> None:
     assert f"{party}.toml" in words[2]
 
 
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_unit_bounds_memory_tasks_and_descriptors(unit: Path) -> None:
+    """So that whatever goes wrong in a party ends that party, not the machine."""
+    settings = dict(re.findall(r"(?m)^(\w+)=(.*)$", unit.read_text()))
+    assert settings["MemoryMax"] == ("1G" if "authority" in unit.name else "4G")
+    assert settings["MemorySwapMax"] == "0"
+    assert settings["TasksMax"] == "512"
+    assert settings["LimitNOFILE"] == ("1024" if "backup" in unit.name else "65536")
+    assert settings["LimitCORE"] == "0"
+
+
 def test_a_silo_unit_opens_no_port_and_a_party_runs_as_nobody_special() -> None:
     for unit in UNITS.glob("system/*.service"):
         text = unit.read_text()

@@ -13,23 +13,25 @@ from hashlib import sha256
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from silomix_core.report import MalformedReport, decode_report, encode_report
-from silomix_core.study import InvalidStudy, Study
-from silomix_proto import channel_pb2, introduction_pb2, mix_pb2, round_pb2
-from silomix_protocol import batches, complaints, onion, roundkeys, statements
-from silomix_protocol.batches import BrokenBatch
-from silomix_protocol.certificates import Authority
-from silomix_protocol.descriptor import RefusedDescriptor, RoundDigest, check, study_of
-from silomix_protocol.introduction import Door, introduce
-from silomix_protocol.introduction_header import HEADER as HEADER_NAME
+from silomix_core.mechanism.report_format import MalformedReport, decode_report, encode_report
+from silomix_core.study.reader import parse_study
+from silomix_core.study.study import InvalidStudy
+from silomix_proto import channel_pb2, introduction_pb2, ledger_pb2, mix_pb2, round_pb2
+from silomix_protocol.certificates.certificates import Authority
+from silomix_protocol.certificates.revocation import caller_of
+from silomix_protocol.connections.introduction import Door, introduce
+from silomix_protocol.connections.tls import Identity, UnknownPeer
+from silomix_protocol.connections.version import WrongVersion
+from silomix_protocol.grpc_calls.introduction_header import HEADER as HEADER_NAME
 from silomix_protocol.keys import ForgedSignature, SealKey, UnusableKey
-from silomix_protocol.onion import UnopenableLayer
-from silomix_protocol.revocation import caller_of
-from silomix_protocol.roundkeys import RefusedKeys
-from silomix_protocol.statements import BrokenChain
-from silomix_protocol.tls import Identity, UnknownPeer
-from silomix_protocol.tokens import RefusedToken, Token, blind
-from silomix_protocol.version import WrongVersion
+from silomix_protocol.rounds import batches, blame, complaints, heights, onion, statements
+from silomix_protocol.rounds import round_keys as roundkeys
+from silomix_protocol.rounds.batches import BrokenBatch
+from silomix_protocol.rounds.descriptor import RefusedDescriptor, RoundDigest, check, study_of
+from silomix_protocol.rounds.onion import UnopenableLayer
+from silomix_protocol.rounds.round_keys import RefusedKeys
+from silomix_protocol.rounds.statements import BrokenChain
+from silomix_protocol.rounds.tokens import RefusedToken, Token, blind
 from support.rounds import (
     committed_list,
     fixed_keys,
@@ -207,6 +209,23 @@ def committed_by_mixes(data: bytes) -> None:
     complaints.lost_at(ONIONS[0].trail, MIXED.chain, found.list)
 
 
+def height(data: bytes) -> None:
+    found = ledger_pb2.LedgerHeight.FromString(data)
+    heights.check_height(found, "silo-0", PARTIES.keys["silo-0"].public)
+
+
+def height_of_silo(data: bytes) -> None:
+    """The silo signs what stands in it; whoever keeps heights compares it with another."""
+    found = ledger_pb2.LedgerHeight.FromString(data)
+    key, place = PARTIES.keys["silo-0"], (found.restored_ms, found.entries)
+    try:
+        signed = heights.sign_height("silo-0", place, found.mark, key)
+    except ValueError as error:
+        raise ForgedSignature(str(error)) from error
+    assert heights.check_height(signed.to_wire(), "silo-0", key.public) == signed
+    heights.HeightBook({key.public: HEIGHT}).exchange(key.public, signed)
+
+
 def confirmation(data: bytes) -> None:
     found = round_pb2.Confirmation.FromString(data)
     statements.check_confirmation(found, D, sha256(MIXED.committed.list).digest(), STUDY)
@@ -235,6 +254,23 @@ def complaint_of_silo(data: bytes) -> None:
     signed.chain.extend(_signed_by_mixes(list(found.chain)))
     finding = complaints.check_complaint(signed, STUDY)
     assert (finding.accused is None) == (not signed.trail or not signed.chain)
+
+
+def closing(data: bytes) -> None:
+    closed = channel_pb2.RoundClosed.FromString(data)
+    statements.check_closing(closed, STUDY)
+    statements.is_ended(closed.endings, D, STUDY)
+
+
+def disclosure_of_mix(data: bytes) -> None:
+    """The first mix signs whatever it discloses."""
+    ending = statements.sign_voided(D, "void", data, PARTIES.mix_key(0))
+    found = blame.disclosed(ending, MIXED.chain[0], ROUND.descriptor, STUDY)
+    assert len(found.dropped) == MIXED.chain[0].dropped
+
+
+def evidence(data: bytes) -> None:
+    complaints.check_evidence(channel_pb2.Complaint.FromString(data), STUDY)
 
 
 # Batches -----------------------------------------------------------------------------------------
@@ -329,7 +365,7 @@ def report(data: bytes) -> None:
 
 
 def study(data: bytes) -> None:
-    assert Study.parse(data).identity == sha256(data).digest()
+    assert parse_study(data).identity == sha256(data).digest()
 
 
 SENT = complaints.sign_complaint(
@@ -345,9 +381,34 @@ OPENED = channel_pb2.RoundOpened(
     abandoned=[statements.sign_abandonment(D, "gone", PARTIES.mix_key(hop)) for hop in (0, 1)],
 ).SerializeToString()
 CONFIRMED = statements.sign_confirmation(D, MIXED.committed.list, 1, PARTIES.keys["silo-1"])
+HEIGHT = heights.sign_height("silo-0", (7, 12), bytes(32), PARTIES.keys["silo-0"])
 HEADER = mix_pb2.BatchHeader(digest=D, chain=MIXED.chain).SerializeToString()
 STRETCH = channel_pb2.StretchOpened(first_round=1, lists=LISTS).SerializeToString()
 COMMITTED = MIXED.committed.SerializeToString()
+TOLD = round_pb2.Disclosure(
+    keys=ROUND.mix_keys[0],
+    seal=ROUND.mixes[0].seal.raw,
+    senders=sorted(
+        (
+            round_pb2.Sender(
+                silo=place,
+                report=sha256(sealed).digest(),
+                signature=PARTIES.keys[f"silo-{place}"].sign("report", D, sha256(sealed).digest()),
+            )
+            for place, sealed in enumerate(SEALED)
+        ),
+        key=lambda sender: sender.report,
+    ),
+    origins=range(len(SEALED)),
+).SerializeToString()
+ENDINGS = [
+    statements.sign_voided(D, "void", TOLD, PARTIES.mix_key(0)),
+    statements.sign_voided(D, "void", b"", PARTIES.mix_key(1)),
+]
+CLOSED = statements.sign_closing(D, ENDINGS, PARTIES.keys["server"], void=True).SerializeToString()
+EVIDENCE = channel_pb2.Complaint(
+    descriptor=ROUND.descriptor.to_wire(), chain=MIXED.chain, endings=ENDINGS
+).SerializeToString()
 NOT_WIRE = (DecodeError,)
 FORGED = (ForgedSignature,)
 
@@ -380,12 +441,19 @@ TARGETS: dict[str, Target] = {
     "receipt": Target(receipts, (*NOT_WIRE, *FORGED), (RECEIPT.SerializeToString(),)),
     "committed": Target(committed, (*NOT_WIRE, *FORGED, BrokenChain), (COMMITTED,)),
     "committed_by_mixes": Target(committed_by_mixes, (*NOT_WIRE, BrokenChain), (COMMITTED,)),
+    "height": Target(height, (*NOT_WIRE, *FORGED), (HEIGHT.to_wire().SerializeToString(),)),
+    "height_of_silo": Target(
+        height_of_silo, (*NOT_WIRE, *FORGED), (HEIGHT.to_wire().SerializeToString(),)
+    ),
     "confirmation": Target(confirmation, (*NOT_WIRE, *FORGED), (CONFIRMED.SerializeToString(),)),
     "abandonments": Target(abandonments, (*NOT_WIRE, *FORGED, BrokenChain), (OPENED,)),
     "complaint": Target(
         complaint, (*NOT_WIRE, *FORGED, RefusedDescriptor, BrokenChain), COMPLAINTS
     ),
     "complaint_of_silo": Target(complaint_of_silo, (*NOT_WIRE, *FORGED, BrokenChain), COMPLAINTS),
+    "closing": Target(closing, (*NOT_WIRE, *FORGED, BrokenChain), (CLOSED,)),
+    "disclosure_of_mix": Target(disclosure_of_mix, (*FORGED, BrokenChain), (TOLD,)),
+    "evidence": Target(evidence, (*NOT_WIRE, *FORGED, RefusedDescriptor, BrokenChain), (EVIDENCE,)),
     "batch": Target(
         batch,
         (*NOT_WIRE, *FORGED, BrokenBatch, BrokenChain),

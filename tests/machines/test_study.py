@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 
 from cryptography import x509
-from silomix.consortium import Consortium
-from silomix.demo.processes import Role
+from silomix_lab.consortium.create import Consortium
+from silomix_lab.consortium.processes import Role
 from support.machines import Weather, authority, found, internet, spread, together
 from support.processes import progress, server_logs, spending, wait_until
 

@@ -22,20 +22,26 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import tomli_w
-from silomix.consortium import Consortium
-from silomix.demo.run import free_ports
+from silomix_lab.consortium.create import Consortium
+from silomix_lab.demo.run_demo import free_ports
 from silomix_proto import channel_pb2, mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.batches import frames
+from silomix_protocol.connections.tls import ServerContext
 from silomix_protocol.keys import SealKey
-from silomix_protocol.onion import (
+from silomix_protocol.rounds.batches import frames
+from silomix_protocol.rounds.onion import (
     Onion,
     UnopenableLayer,
     onion_bytes,
     open_layer,
     seal,
 )
-from silomix_protocol.statements import check_chain, digests, input_of, sign_commitment, sign_hop
-from silomix_protocol.tls import ServerContext
+from silomix_protocol.rounds.statements import (
+    check_chain,
+    digests,
+    input_of,
+    sign_commitment,
+    sign_hop,
+)
 from support.mixes import (
     RPC_S,
     PlayedRound,
@@ -292,7 +298,6 @@ async def hostile_round(
     number: int,
     *,
     attempt: int = 1,
-    silos: tuple[str, ...] | None = None,
     opened: bool = True,
 ) -> HostileRound:
     """A round that the honest mix has opened, with the attacker's keys for all other mixes."""
@@ -309,7 +314,7 @@ async def hostile_round(
     }
     keys[honest] = (await prepared(made, honest, number, attempt=attempt)).keys[0]
     in_order = [keys[hop] for hop in range(len(study.mixes))]
-    played = described(made, in_order, number, attempt=attempt, silos=silos)
+    played = described(made, in_order, number, attempt=attempt)
     if opened:
         await open_at(made, played.descriptor, study.mixes[honest].name)
     return HostileRound(played, honest, seal_keys, release_keys)

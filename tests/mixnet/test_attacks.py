@@ -28,12 +28,12 @@ from mixnet.played import (
     refusal,
     successor,
 )
-from silomix.consortium import Consortium
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2, round_pb2
-from silomix_protocol.complaints import check_complaint, lost_at, sign_complaint
 from silomix_protocol.keys import SealKey, SigningKey
-from silomix_protocol.onion import ENCAPSULATED_BYTES, Onion
-from silomix_protocol.statements import (
+from silomix_protocol.rounds.complaints import check_complaint, lost_at, sign_complaint
+from silomix_protocol.rounds.onion import ENCAPSULATED_BYTES, Onion
+from silomix_protocol.rounds.statements import (
     BrokenChain,
     check_abandoned,
     check_chain,
@@ -41,7 +41,7 @@ from silomix_protocol.statements import (
     sign_confirmation,
     sign_receipt,
 )
-from silomix_protocol.tokens import Token, blind, issuer
+from silomix_protocol.rounds.tokens import Token, blind, issuer
 from support.consortia import make_consortium
 from support.mixes import (
     abandon,
@@ -55,6 +55,7 @@ from support.mixes import (
     signer,
     submission,
     submit,
+    void_at,
 )
 
 ACCEPTED = mix_pb2.Receipt.ACCEPTED
@@ -136,10 +137,10 @@ async def whole_chain(
 
 
 async def isolate(
-    round_: HostileRound, victim: bytes, taker: Successor
+    round_: HostileRound, victim: bytes, taker: Successor, others: int = SILOS - 1
 ) -> tuple[Chain, list[bytes], list[Onion]]:
     """The victim's onion among fakes, through the chain."""
-    fakes = [round_.onion(b"fake") for _ in range(SILOS - 1)]
+    fakes = [round_.onion(b"fake") for _ in range(others)]
     onions = [victim, *(each.sealed for each in fakes)]
     chain, gated = await whole_chain(round_, onions, taker)
     return chain, gated, fakes
@@ -170,7 +171,7 @@ def attackers_confirmations(
 
 @not_first
 def test_an_n_minus_1_attack_ends_at_the_gate(stage: Stage) -> None:
-    """Fewer than k honest silos see their report in the list, so fewer than k confirm it.
+    """One honest silo sees its report in the list, so fewer confirm it than it has reports.
 
     A first mix that is honest takes what silos signed, so there the others' reports are kept from
     it instead: see `test_a_batch_below_the_minimum_never_leaves_an_honest_first_mix`.
@@ -200,7 +201,7 @@ def test_an_n_minus_1_attack_ends_at_the_gate(stage: Stage) -> None:
             claims = attackers_confirmations(round_, committed, colluding)
             code, why = await refusal(release_at(round_.played, round_.mix, committed, claims))
             assert code is PRECONDITION
-            assert why == f"{1 + colluding} silos confirmed the list, {MINIMUM} needed"
+            assert why == f"{1 + colluding} silos confirmed the list, {SILOS} needed"
             often = confirmations(round_.played, committed, [VICTIM] * SILOS)
             code, _ = await refusal(release_at(round_.played, round_.mix, committed, often))
             assert code is PRECONDITION, "one silo counts once"
@@ -233,12 +234,13 @@ def test_the_same_attack_opens_the_report_of_a_study_without_a_gate(tmp_path: Pa
 
 @not_first
 def test_it_remains_possible_with_k_minus_1_colluding_silos(stage: Stage) -> None:
-    """k counts confirmations: with c silos in the attacker's hand, k - c of them are honest."""
+    """A batch has k reports at least: with c silos in the attacker's hand, k - c are honest."""
 
     async def scene() -> None:
         async with successor(stage.made, stage.honest) as taker:
             round_ = await stage.round()
-            chain, gated, fakes = await isolate(round_, round_.onion(b"victim").sealed, taker)
+            victim = round_.onion(b"victim").sealed
+            chain, gated, fakes = await isolate(round_, victim, taker, MINIMUM - 1)
             claims = attackers_confirmations(round_, chain[-1].output, MINIMUM - 1)
             released = await round_.released(chain[-1].output, claims)
             assert round_.opens(victims_gated(gated, fakes), released).startswith(b"victim")
@@ -386,29 +388,86 @@ def test_a_replaced_report_names_who_replaced_it(stage: Stage, thief: int) -> No
     run(scene())
 
 
-def test_a_stolen_report_remains_linkable_when_the_gate_opens_without_it(stage: Stage) -> None:
-    """A mix behind the honest one (or the server) keeps one report out of the list, k others
-    confirm, and the keys open the stolen one too: who complained is its sender.  Seen by the
-    victim, who can prove who did it, but not prevented, for those left out of the one list that
-    the honest mix gives its word for; with an honest *last* mix, which stands by its own list only,
-    it fails."""
+async def assert_void(round_: HostileRound, listed: bytes, stolen: bytes) -> None:
+    """Nothing that the attacker can still do opens the report that it holds back."""
+    everybody = confirmations(round_.played, listed)
+    for call in (
+        commit_at(round_.played, round_.mix, listed),
+        release_at(round_.played, round_.mix, listed, everybody),
+    ):
+        assert (await refusal(call))[0] is PRECONDITION
+    ending = await void_at(round_.made, round_.played.descriptor, round_.mix)
+    told = round_pb2.Disclosure.FromString(ending.disclosure)
+    keys = [SealKey.from_raw(told.seal), *round_.release_keys.values()]
+    assert round_.opens_with(stolen, keys) is None
+
+
+def test_a_report_that_is_left_out_of_the_list_makes_the_round_void(stage: Stage) -> None:
+    """A mix behind the honest one, or the server, keeps one report out of the list: who does not
+    confirm sent it, and it must not be opened.  The honest mix stands by no such list."""
 
     async def scene() -> None:
         async with successor(stage.made, stage.honest) as taker:
             round_ = await stage.round()
             onions = sent_by_silos(round_)
-            chain, gated = await whole_chain(round_, [x.sealed for x in onions.values()], taker)
-            stolen, left = gated[0], gated[1:]
-            listed = joined(left)
+            _, gated = await whole_chain(round_, [x.sealed for x in onions.values()], taker)
+            stolen, listed = gated[0], joined(gated[1:])
+            code, _ = await refusal(commit_at(round_.played, round_.mix, listed))
+            assert code is PRECONDITION
+            await assert_void(round_, joined(gated), stolen)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("stage", [0, MIXES - 1], indirect=True, ids=["first", "last"])
+def test_a_report_that_is_replaced_in_the_list_stays_closed(stage: Stage) -> None:
+    """The list is as long as it should be, and all others confirm it, colluding silos too."""
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = sent_by_silos(round_)
+            _, gated = await whole_chain(round_, [x.sealed for x in onions.values()], taker)
+            stolen, listed = gated[0], joined([b"fake", *gated[1:]])
             willing = honest_confirmers(onions, listed)
             (victim,) = set(onions) - set(willing)
             confirmed = confirmations(round_.played, listed, willing)
             if round_.last:
                 code, why = await refusal(commit_at(round_.played, round_.mix, listed))
-                assert (code, "handed over" in why) == (PRECONDITION, True)
-                code, _ = await refusal(release_at(round_.played, round_.mix, listed, confirmed))
-                assert code is PRECONDITION
-                return
+                assert (code, "another list" in why) == (PRECONDITION, True)
+            else:
+                await commit_at(round_.played, round_.mix, listed)
+                code, why = await refusal(release_at(round_.played, round_.mix, listed, confirmed))
+                assert (code, why[:1]) == (PRECONDITION, "1"), "the victim did not confirm"
+                await void_at(round_.made, round_.played.descriptor, round_.mix)
+            await assert_void(round_, listed, stolen)
+            assert victim in onions
+
+    run(scene())
+
+
+@pytest.mark.parametrize("stage", [1], indirect=True, ids=["middle"])
+def test_replacing_remains_possible_around_a_mix_in_the_middle_for_each_idle_colluding_silo(
+    stage: Stage,
+) -> None:
+    """First and last mix collude, and a silo that sent nothing confirms in the place of the one
+    that was left out.  That one complains, and after two such rounds it stops."""
+
+    async def scene() -> None:
+        async with successor(stage.made, stage.honest) as taker:
+            round_ = await stage.round()
+            onions = sent_by_silos(round_)
+            idle = "silo-5"
+            del onions[idle]
+            chain, gated = await whole_chain(round_, [x.sealed for x in onions.values()], taker)
+            stolen, listed = gated[0], joined([b"fake", *gated[1:]])
+            willing = honest_confirmers(onions, listed)
+            (victim,) = set(onions) - set(willing)
+            code, _ = await refusal(
+                round_.released(listed, confirmations(round_.played, listed, willing))
+            )
+            assert code is PRECONDITION, "without the colluding silo it stays closed"
+            confirmed = confirmations(round_.played, listed, [*willing, idle])
             released = await round_.released(listed, confirmed)
             assert round_.opens(stolen, released).startswith(victim.encode())
             assert lost_at(onions[victim].trail, chain, listed) == MIXES - 1, "the victim knows"
@@ -551,7 +610,7 @@ def test_a_round_has_one_descriptor_whatever_silos_are_shown(stage: Stage) -> No
     run(scene())
 
 
-def test_release_needs_a_forwarded_batch_and_k_silos_on_one_list(stage: Stage) -> None:
+def test_release_needs_a_forwarded_batch_and_all_its_silos_on_one_list(stage: Stage) -> None:
     async def scene() -> None:
         async with successor(stage.made, stage.honest) as taker:
             round_ = await stage.round()
@@ -565,25 +624,25 @@ def test_release_needs_a_forwarded_batch_and_k_silos_on_one_list(stage: Stage) -
             chain, gated = await whole_chain(round_, [x.sealed for x in onions.values()], taker)
             listed = chain[-1].output
             other = joined(reversed(gated))
-            enough = confirmations(round_.played, listed, ["silo-1", "silo-2", "silo-3"])
+            enough = confirmations(round_.played, listed)
             if stage.honest < 2:  # the last mix stands by what it handed over
                 code, _ = await refusal(release_at(round_.played, round_.mix, listed, enough))
                 assert code is PRECONDITION, "no list was committed to"
             await commit_at(round_.played, round_.mix, listed)
-            code, _ = await refusal(commit_at(round_.played, round_.mix, other))
-            assert code is PRECONDITION, "one list only"
             split = [
                 *confirmations(round_.played, listed, ["silo-1", "silo-2"]),
-                *confirmations(round_.played, other, ["silo-3", "silo-4"]),
+                *confirmations(round_.played, other, ["silo-3", "silo-4", "silo-5"]),
             ]
             willing = confirmations(round_.played, other)
             for each, given in ((listed, split), (other, split), (other, willing)):
                 code, _ = await refusal(release_at(round_.played, round_.mix, each, given))
-                assert code is PRECONDITION, "two of each is not three of the one"
+                assert code is PRECONDITION, "two and three are not five of the one"
 
             first = await release_at(round_.played, round_.mix, listed, enough)
             again = await release_at(round_.played, round_.mix, listed, enough)
             assert first.raw == again.raw
+            code, _ = await refusal(commit_at(round_.played, round_.mix, other))
+            assert code is PRECONDITION, "one list only"
             code, _ = await refusal(release_at(round_.played, round_.mix, other, willing))
             assert code is PRECONDITION, "also when the gate is open"
             code, _ = await refusal(

@@ -21,13 +21,14 @@ import grpc
 import grpc.aio
 import pytest
 from mixnet.played import HostileRound, RealMix, hostile_round, prepared, real_mix, refusal
-from silomix.consortium import Consortium
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.batches import frames
-from silomix_protocol.certificates import Authority
-from silomix_protocol.statements import check_receipt, input_of
-from silomix_protocol.version import user_agent
+from silomix_protocol.certificates.certificates import Authority, dialled_name
+from silomix_protocol.connections.version import user_agent
+from silomix_protocol.rounds.batches import frames
+from silomix_protocol.rounds.statements import check_receipt, input_of
 from support.consortia import make_consortium
+from support.heights import some_height
 from support.mixes import (
     RPC_S,
     PlayedRound,
@@ -119,6 +120,7 @@ def announced(
         digest=played.descriptor.digest,
         bytes=size,
         signature=signer(made, "silo-1").sign("report", played.descriptor.digest, bytes(32)),
+        height=some_height(made, "silo-1").to_wire(),
     )
     return mix_pb2.SubmitFrame(header=header, chunk=first)
 
@@ -180,7 +182,7 @@ def test_one_message_larger_than_a_chunk_is_refused_unread(small: Scene) -> None
         own = identity(small.made, "silo-1")
         credentials = grpc.ssl_channel_credentials(own.authority, own._key, own.certificate)
         options = [  # and no limit of our own
-            ("grpc.ssl_target_name_override", "mix-1"),
+            ("grpc.ssl_target_name_override", dialled_name("mix-1")),
             ("grpc.primary_user_agent", user_agent()),
         ]
         address = small.made.study.mixes[0].address
@@ -527,7 +529,7 @@ def test_an_unknown_certificate_fails_in_tls(small: Scene) -> None:
     )
 
     async def fails(credentials: grpc.ChannelCredentials) -> grpc.StatusCode:
-        options = [("grpc.ssl_target_name_override", "mix-1")]
+        options = [("grpc.ssl_target_name_override", dialled_name("mix-1"))]
         async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
             stub = mix_pb2_grpc.MixStub(channel)
             call = stub.Collect(mix_pb2.CollectRequest(digest=bytes(32)), timeout=RPC_S)

@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from silomix.consortium import Consortium
 from silomix_authority.config import load as load_authority
 from silomix_authority.desk import Desk
 from silomix_authority.register import Register
-from silomix_client.lease import Ending, Lease
-from silomix_client.links import Condition, Links
-from silomix_client.network import Network
+from silomix_client.network.connection_status import LinkCondition, Links
+from silomix_client.network.outbound import OutboundNetwork
+from silomix_client.rounds.lease import Ending, LeaseTerms
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import (
     channel_pb2,
     channel_pb2_grpc,
@@ -29,15 +29,14 @@ from silomix_proto import (
     mix_pb2_grpc,
     round_pb2,
 )
-from silomix_protocol import route
-from silomix_protocol.certificates import Authority
-from silomix_protocol.introduction import Door, Introduced, introduce
+from silomix_protocol.certificates.certificates import Authority
+from silomix_protocol.connections import route
+from silomix_protocol.connections.introduction import Door, Introduced, introduce
 from silomix_protocol.keys import ForgedSignature
-from silomix_server.channel import RoundChannel
-from silomix_server.complaint_box import ComplaintBox
-from silomix_server.frames import FrameReader
+from silomix_server.silos.round_channel import RoundChannel
 from support.consortia import make_consortium
-from support.coordinators import identity, signer
+from support.coordinators import frame_reader, identity, signer
+from support.heights import some_height
 from support.mixes import RPC_S, described, invented_keys, mix_serving, run
 from support.parties import beside
 from support.played import holding
@@ -71,7 +70,7 @@ async def serving(made: Consortium, *, inspected: bool = True) -> AsyncIterator[
     state.mkdir(exist_ok=True)
     own = identity(made, "server")
     door = Door("server", own.authority, (study,) if inspected else ())
-    reader = FrameReader(study, None, ComplaintBox(study, state))
+    reader = frame_reader(made, state)
     channel = RoundChannel(study, reader, door, signer(made, "server"))
     address = study.server.channel_address
     server = own.server(address, inspected=beside(address))
@@ -98,8 +97,9 @@ def introduced(made: Consortium, party: str, silo: str = "silo-1") -> Introduced
     return introduce(identity(made, silo), party, made.study, signer(made, silo))
 
 
-def first_frame(made: Consortium) -> channel_pb2.SiloFrame:
-    request = channel_pb2.FollowRequest(lease=LEASE, study=made.study.identity)
+def first_frame(made: Consortium, silo: str = "silo-1") -> channel_pb2.SiloFrame:
+    height = some_height(made, silo).to_wire()
+    request = channel_pb2.FollowRequest(lease=LEASE, study=made.study.identity, height=height)
     return channel_pb2.SiloFrame(follow=request)
 
 
@@ -206,7 +206,7 @@ def test_an_introduced_silo_that_is_revoked_loses_its_streams_and_begins_no_othe
             async def followed(name: str) -> tuple[Introduced, Any]:
                 silo = introduced(made, "server", name)
                 call = stub.Follow(metadata=silo.metadata, timeout=RPC_S)
-                frame = silo.speaker.signed(first_frame(made).SerializeToString())
+                frame = silo.speaker.signed(first_frame(made, name).SerializeToString())
                 with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # refused already
                     await call.write(channel_pb2.SiloFrame(signed=frame))
                 return silo, call
@@ -340,10 +340,10 @@ def test_a_silo_whose_inspecting_proxy_broke_off_comes_back_within_its_lease(
 
     async def scene(running: Proxy) -> tuple[Ending, int]:
         way_out = route.Proxy("127.0.0.1", running.port)
-        network = Network(way_out, inspection.pem, {"server": server, "mix-1": mix})
+        network = OutboundNetwork(way_out, inspection.pem, {"server": server, "mix-1": mix})
         ledger = open_ledger(config)
         async with serving(made) as channel, holding(config, made, ledger, network) as holder:
-            lease = asyncio.create_task(holder.follow(Lease(LEASE, 60.0)))
+            lease = asyncio.create_task(holder.follow(LeaseTerms(LEASE, 60.0)))
             first = await asyncio.wait_for(another_follower(channel, None), 20.0)
             running.cut()
             await asyncio.wait_for(another_follower(channel, first), 20.0)
@@ -367,20 +367,22 @@ def test_another_version_is_refused_with_a_sentence_on_both_sides(
     """The silo speaks version 2; the lease ends at once, and both logs say why."""
     config = approved_silo(made)
     study = made.study
-    network = Network()
+    network = OutboundNetwork()
     if inspected:
         server, mix = study.server.channel_address, study.mixes[0].address
         ca = identity(made, "silo-1").authority
-        network = Network(None, ca, {"server": beside(server), "mix-1": beside(mix)})
-        monkeypatch.setattr("silomix_protocol.introduction.VERSION", 2)
+        network = OutboundNetwork(None, ca, {"server": beside(server), "mix-1": beside(mix)})
+        monkeypatch.setattr("silomix_protocol.connections.introduction.VERSION", 2)
     else:
-        monkeypatch.setattr("silomix_protocol.tls.user_agent", lambda: "silomix/9.9 protocol/2")
+        monkeypatch.setattr(
+            "silomix_protocol.connections.tls.user_agent", lambda: "silomix/9.9 protocol/2"
+        )
     links = Links()
 
     async def scene() -> tuple[Ending, int]:
         ledger = open_ledger(config)
         async with serving(made), holding(config, made, ledger, network, links) as holder:
-            return await asyncio.wait_for(holder.follow(Lease(LEASE, 60.0)), 20.0)
+            return await asyncio.wait_for(holder.follow(LeaseTerms(LEASE, 60.0)), 20.0)
 
     assert run(scene()) == (Ending.CHANNEL_LOST, 0)
     said = "you speak version 2 of the protocol"
@@ -391,4 +393,4 @@ def test_another_version_is_refused_with_a_sentence_on_both_sides(
     assert said in server_side[0]
     assert said in silo_side[0]
     conditions = {link.purpose: link.condition for link in links._links.values()}
-    assert conditions["rounds"] == Condition.REFUSED.value
+    assert conditions["rounds"] == LinkCondition.REFUSED.value

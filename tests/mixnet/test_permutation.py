@@ -21,9 +21,9 @@ from typing import Any
 
 from mixnet.played import prepared, quick_folder, real_mix
 from scipy.special import gammaincc
-from silomix.consortium import Consortium
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2, mix_pb2_grpc
-from silomix_protocol.roundkeys import LONGEST_STRETCH
+from silomix_protocol.rounds.round_keys import LONGEST_STRETCH
 from support.consortia import make_consortium
 from support.mixes import (
     RPC_S,

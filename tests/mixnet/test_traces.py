@@ -24,12 +24,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from mixnet.played import RealMix, real_mix, until
-from silomix.consortium import Consortium
-from silomix_core.study import Study
+from silomix_core.study.reader import parse_study
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2
-from silomix_protocol.certificates import Authority
+from silomix_protocol.certificates.certificates import Authority
 from silomix_protocol.keys import write_secret
-from silomix_protocol.onion import Onion, seal
+from silomix_protocol.rounds.onion import Onion, seal
 from support.consortia import make_consortium
 from support.mixes import (
     PlayedRound,
@@ -69,7 +69,7 @@ def renamed(made: Consortium) -> Consortium:
         write_secret(folder / name / "tls.key", issued.key)
         content = content.replace(f'"{old}"', f'"{name}"')
     (folder / "study.toml").write_text(content, encoding="utf-8")
-    return replace(made, study=Study.parse(content.encode()))
+    return replace(made, study=parse_study(content.encode()))
 
 
 # Rounds, good and bad -----------------------------------------------------------------------------

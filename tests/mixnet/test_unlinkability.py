@@ -33,12 +33,12 @@ from mixnet.played import (
     successor,
 )
 from scipy.special import bdtr, bdtrc
-from silomix.consortium import Consortium
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.batches import frames
 from silomix_protocol.keys import SealKey
-from silomix_protocol.onion import Onion
-from silomix_protocol.roundkeys import LONGEST_STRETCH
+from silomix_protocol.rounds.batches import frames
+from silomix_protocol.rounds.onion import Onion
+from silomix_protocol.rounds.round_keys import LONGEST_STRETCH
 from support.consortia import make_consortium
 from support.mixes import (
     RPC_S,
@@ -274,7 +274,7 @@ async def opened_reports(
     chain, gated = round_.after(chain, out)
     listed = chain[-1].output
     digest, hashed = round_.played.descriptor.digest, sha256(listed).digest()
-    await asked(table.server.Commit, mix_pb2.CommitRequest(digest=digest, list=hashed))
+    await asked(table.server.Commit, mix_pb2.CommitRequest(digest=digest, list=listed))
     confirmed = confirmations(round_.played, listed)
     request = mix_pb2.ReleaseRequest(digest=digest, list=hashed, confirmations=confirmed)
     released = await asked(table.server.Release, request)

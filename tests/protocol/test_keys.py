@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from silomix_core.study import Study
+from silomix_core.study.study import Study
 from silomix_protocol.keys import (
     SEAL_KEY_BYTES,
     SEAL_PUBLIC_BYTES,

@@ -15,22 +15,32 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import Message
-from silomix_core.report import decode_report, encode_report
-from silomix_core.study import Mix, Server, Silo, Study
-from silomix_proto import channel_pb2, mix_pb2, round_pb2
-from silomix_protocol import batches, complaints, onion, roundkeys, statements
-from silomix_protocol.descriptor import AttemptKeys, Descriptor, RoundDigest, check, issue
+from silomix_core.mechanism.report_format import decode_report, encode_report
+from silomix_core.study.reader import parse_study
+from silomix_core.study.schedule import asked_places
+from silomix_core.study.study import Mix, Server, Silo
+from silomix_proto import channel_pb2, ledger_pb2, mix_pb2, round_pb2
 from silomix_protocol.keys import SealKey, SigningKey, framed, verify
-from silomix_protocol.tokens import TOKEN_BYTES, Token, issuer
+from silomix_protocol.rounds import (
+    batches,
+    complaints,
+    heights,
+    onion,
+    ristretto,
+    round_keys,
+    statements,
+)
+from silomix_protocol.rounds.blame import disclosed
+from silomix_protocol.rounds.descriptor import AttemptKeys, Descriptor, RoundDigest, check, issue
+from silomix_protocol.rounds.tokens import TOKEN_BYTES, Token, issuer
 from support.rounds import make_parties, make_round, open_gated, signing_key
-from voprf import ristretto
 
 Vector = dict[str, Any]
 
 VECTORS: Vector = json.loads(
     (Path(__file__).parents[1] / "vectors" / "protocol.json").read_text("utf-8")
 )
-STUDY = Study.parse(VECTORS["study"]["file"].encode())
+STUDY = parse_study(VECTORS["study"]["file"].encode())
 KEYS: dict[str, SigningKey] = {
     name: signing_key(bytes.fromhex(private))
     for name, private in VECTORS["signing_keys"].items()
@@ -58,7 +68,7 @@ def checked_descriptor() -> Descriptor:
 def message(purpose: str, place: int = 0) -> Any:
     """The stored message of this purpose."""
     vector = [each for each in SIGNATURES if each["purpose"] == purpose][place]
-    for module in (round_pb2, mix_pb2, channel_pb2):
+    for module in (round_pb2, mix_pb2, channel_pb2, ledger_pb2):
         if kind := getattr(module, vector["message_type"], None):
             return kind.FromString(bytes.fromhex(vector["message"]))
     raise AssertionError(vector["message_type"])
@@ -121,7 +131,7 @@ def test_fingerprints_of_round_keys(name: str) -> None:
     vector = VECTORS["round_keys"][name]
     keys = round_pb2.RoundKeys.FromString(bytes.fromhex(vector["message"]))
     assert hexed(keys) == vector["message"]
-    assert roundkeys.fingerprint(keys).hex() == vector["fingerprint"]
+    assert round_keys.fingerprint(keys).hex() == vector["fingerprint"]
     independent = b"silomix/v1/round-keys\0"
     for part in (keys.seal, keys.release):
         independent += len(part).to_bytes(8, "big") + part
@@ -141,7 +151,6 @@ def test_the_descriptor_is_encoded_and_signed_as_before() -> None:
         STUDY,
         DESCRIPTOR["round"],
         DESCRIPTOR["attempt"],
-        tuple(DESCRIPTOR["silos"]),
         bytes.fromhex(DESCRIPTOR["query"]),
         keys,
         KEYS["server"],
@@ -162,10 +171,14 @@ def test_the_descriptor_names_the_keys_of_the_vectors() -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["silo_bitmaps"], ids=lambda vector: vector["bits"])
 def test_bitmaps_of_silos(vector: Vector) -> None:
-    parties = make_parties(silos=vector["roster"], minimum=1)
-    names = tuple(f"silo-{place}" for place in vector["asked"])
-    made = make_round(parties.study, parties.keys["server"], silos=names).descriptor
+    silos, participants, number = vector["roster"], vector["participants"], vector["round"]
+    parties = make_parties(silos=silos, minimum=1, participants=participants)
+    assert parties.study.identity.hex() == vector["study"]
+    made = make_round(parties.study, parties.keys["server"], number).descriptor
+    assert [parties.roster.index(name) for name in made.silos] == vector["asked"]
     assert round_pb2.RoundDescriptor.FromString(made.encoded).silos.hex() == vector["bits"]
+    places = asked_places(bytes.fromhex(vector["study"]), number, silos, participants)
+    assert sorted(places) == vector["asked"]
 
 
 # Signatures --------------------------------------------------------------------------------------
@@ -193,14 +206,17 @@ def test_there_is_a_vector_for_every_purpose() -> None:
         "abandonment",
         "complaint",
         "tokens",
+        "ledger-height",
+        "void",
+        "closing",
     }
 
 
 def test_a_key_list_is_made_and_taken_as_before() -> None:
     keys = round_pb2.RoundKeys.FromString(bytes.fromhex(VECTORS["round_keys"]["mix-1"]["message"]))
-    made = roundkeys.sign_list(STUDY, 2, 3, [keys], KEYS["mix-1"])
+    made = round_keys.sign_list(STUDY, 2, 3, [keys], KEYS["mix-1"])
     assert hexed(made) == stored("key-list")
-    roundkeys.check_list(message("key-list"), STUDY, STUDY.mixes[0])
+    round_keys.check_list(message("key-list"), STUDY, STUDY.mixes[0])
 
 
 def test_a_submission_is_verified_as_before() -> None:
@@ -208,6 +224,14 @@ def test_a_submission_is_verified_as_before() -> None:
     report = sha256(b"an onion").digest()
     assert (header.digest, header.bytes) == (D, len(b"an onion"))
     verify(public_of("silo-2"), header.signature, "report", D, report)
+
+
+def test_a_height_is_made_and_taken_as_before() -> None:
+    mark = sha256(b"a head").digest()
+    made = heights.sign_height("silo-2", (1_794_830_400_000, 12), mark, KEYS["silo-2"])
+    assert hexed(made.to_wire()) == stored("ledger-height")
+    assert heights.check_height(message("ledger-height"), "silo-2", public_of("silo-2")) == made
+    assert hexed(message("report").height) == stored("ledger-height")
 
 
 def resigned(statement: round_pb2.HopStatement, hop: int) -> round_pb2.HopStatement:
@@ -240,6 +264,32 @@ def test_receipts_confirmations_and_abandonments_are_made_and_taken_as_before() 
     statements.check_abandoned([message("abandonment"), second], D, STUDY)
 
 
+def test_what_is_said_about_a_void_round_is_made_and_taken_as_before() -> None:
+    void = VECTORS["void"]
+    ending = round_pb2.Ending.FromString(bytes.fromhex(void["message"]))
+    told = bytes.fromhex(void["disclosure"])
+    made = statements.sign_voided(D, "the list is too short", told, KEYS["mix-1"])
+    assert made == ending
+    assert hexed(ending.voided) == stored("void", 0)
+    descriptor, statement = checked_descriptor(), message("batch", 0)
+    found = disclosed(ending, statement, descriptor, STUDY)
+    assert [silo for silo, _ in found.senders] == void["senders"]
+    assert list(found.origins) == void["origins"]
+    second = statements.sign_voided(D, "restarted", b"", KEYS["mix-2"])
+    assert hexed(second.voided) == stored("void", 1)
+    assert statements.is_ended([ending, second], D, STUDY)
+    uncertain = statements.sign_voided(D, "restarted", b"", KEYS["mix-2"], uncertain=True)
+    assert hexed(uncertain.voided) == stored("void", 2)
+    assert not statements.is_ended([ending, uncertain], D, STUDY)
+
+
+def test_a_round_is_closed_as_before() -> None:
+    for place, void in enumerate((False, True)):
+        made = statements.sign_closing(D, (), KEYS["server"], void=void)
+        assert hexed(made) == stored("closing", place)
+        statements.check_closing(made, STUDY)
+
+
 def committed() -> channel_pb2.RoundCommitted:
     return channel_pb2.RoundCommitted.FromString(bytes.fromhex(VECTORS["committed"]["message"]))
 
@@ -262,7 +312,7 @@ def test_a_complaint_is_made_and_taken_as_before() -> None:
     )
     assert hexed(made) == stored("complaint")
     found = complaints.check_complaint(message("complaint"), STUDY)
-    assert found == complaints.Finding("silo-2", 3, None)
+    assert found == complaints.ComplaintFinding("silo-2", 3, None)
 
 
 def test_the_operator_s_copy_of_a_complaint_names_who_lost_the_report() -> None:
@@ -270,7 +320,7 @@ def test_the_operator_s_copy_of_a_complaint_names_who_lost_the_report() -> None:
     copy = channel_pb2.Complaint.FromString(bytes.fromhex(vector["message"]))
     assert [each.hex() for each in copy.trail] == vector["trail"]
     found = complaints.check_complaint(copy, STUDY)
-    assert found == complaints.Finding("silo-2", 3, vector["accused"])
+    assert found == complaints.ComplaintFinding("silo-2", 3, vector["accused"])
     copy.ClearField("trail")
     copy.ClearField("chain")
     assert hexed(copy) == stored("complaint"), "nothing else is added to what was sent"
@@ -300,14 +350,14 @@ def test_tokens_are_those_of_the_vectors() -> None:
     assert raw["token"] == raw["nonce"] + raw["output"]
     assert made.valid(number, Token.from_bytes(raw["token"]))
     assert made.evaluate(number, raw["blinded"])[:32] == raw["evaluated"]
-    # from label and parts, by the package alone
+    # from label and parts, by the functions of the RFC alone
     assert raw["key_info"] == (
         b"silomix/v1/token-key\0" + STUDY.identity + number.to_bytes(4, "big")
     )
     assert raw["input"] == b"silomix/v1/token\0" + raw["nonce"]
-    evaluator = ristretto.Evaluator.from_seed(raw["seed"], raw["key_info"])
-    assert evaluator.public_key.serialize() == raw["public_key"]
-    assert evaluator.evaluate_known_input(raw["input"]) == raw["output"]
+    pair = ristretto.derive_key_pair(raw["seed"], raw["key_info"])
+    assert pair.public == raw["public_key"]
+    assert ristretto.evaluate(pair, raw["input"]) == raw["output"]
 
 
 def test_a_report_is_encoded_as_before() -> None:

@@ -4,6 +4,7 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from hashlib import sha256
 from itertools import permutations
 from typing import Any
 
@@ -11,13 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from silomix_shuffler.batch import Batch, Outcome, State
-from silomix_shuffler.errors import GateClosed, ReplayedReport, WrongRound, WrongSender
+from silomix_protocol.rounds.statements import digests
+from silomix_shuffler.batch import Batch, BatchOutcome, State
+from silomix_shuffler.errors import GateClosed, ReplayedReport, UnfitList, WrongRound, WrongSender
 from support.descriptors import plain_descriptor
 
 SILOS = ("silo-1", "silo-2", "silo-3", "silo-4")
 NOBODY: frozenset[str] = frozenset()
-LIST, OTHER_LIST = b"1" * 32, b"2" * 32
+
+
+def listing(*reports: str) -> bytes:
+    """A list of these reports."""
+    return b"".join(sha256(each.encode()).digest() for each in reports)
+
+
+LIST, OTHER_LIST = listing("a", "b", "c"), listing("a", "b", "d")  # of batches of three
+HASH, OTHER_HASH = sha256(LIST).digest(), sha256(OTHER_LIST).digest()
 
 
 def opened_with(*silos: str, minimum: int = 2) -> Batch:
@@ -31,7 +41,7 @@ def opened_with(*silos: str, minimum: int = 2) -> Batch:
 def put(batch: Batch, silo: str, *, valid: bool = True) -> None:
     assert batch.admit(silo, b"onion of " + silo.encode())
     slot = SILOS.index(silo)
-    assert batch.add(slot, b"output of " + silo.encode() if valid else None) is valid
+    assert batch.add(slot, b"output of " + silo.encode() if valid else None, silo) is valid
 
 
 def in_place(_: Any) -> None:
@@ -46,7 +56,8 @@ EVENTS: dict[str, Callable[[Batch], object]] = {
     "abort": lambda batch: batch.abort(),
     "forward": lambda batch: batch.forward(),
     "commit": lambda batch: batch.commit(LIST),
-    "release": lambda batch: batch.release(LIST, frozenset(SILOS)),
+    "release": lambda batch: batch.release(HASH, frozenset(SILOS)),
+    "void": lambda batch: batch.void(),
     "purge": lambda batch: batch.purge(),
 }
 ALLOWED = {  # (state, event): state afterwards; what is not here is refused
@@ -61,7 +72,13 @@ ALLOWED = {  # (state, event): state afterwards; what is not here is refused
     (State.RELEASED, "forward"): State.RELEASED,
     (State.RELEASED, "release"): State.RELEASED,
     (State.ABORTED, "abort"): State.ABORTED,
+    (State.OPEN, "void"): State.ABORTED,
+    (State.SEALED, "void"): State.ABORTED,
+    (State.ABORTED, "void"): State.ABORTED,
+    (State.FORWARDED, "void"): State.VOIDED,
+    (State.VOIDED, "void"): State.VOIDED,
     **{(state, "purge"): State.PURGED for state in State},
+    (State.VOIDED, "purge"): State.VOIDED,
 }
 
 
@@ -73,6 +90,7 @@ def batch_in(state: State) -> Batch:
         State.SEALED: ("seal",),
         State.FORWARDED: ("seal", "forward"),
         State.RELEASED: ("seal", "forward", "commit", "release"),
+        State.VOIDED: ("seal", "forward", "commit", "void"),
         State.ABORTED: ("abort",),
         State.PURGED: ("purge",),
     }
@@ -98,24 +116,75 @@ def test_every_event_in_every_state(state: State, event: str) -> None:
 def test_a_committed_batch_is_released() -> None:
     batch = batch_in(State.FORWARDED)
     batch.commit(LIST)
-    batch.release(LIST, frozenset(SILOS))
+    batch.release(HASH, frozenset(SILOS))
     assert batch.state is State.RELEASED
 
 
-@pytest.mark.parametrize("state", [State.FORWARDED, State.RELEASED])
-def test_a_mix_stands_by_one_list_only(state: State) -> None:
+def test_a_released_batch_stands_by_its_list() -> None:
     """Otherwise a server could show each silo another list and see who finds itself in it."""
-    batch = batch_in(state)
-    batch.commit(LIST)
+    batch = batch_in(State.RELEASED)
     batch.commit(LIST)
     with pytest.raises(WrongRound, match="another list"):
         batch.commit(OTHER_LIST)
     with pytest.raises(WrongRound, match="not the list"):
-        batch.release(OTHER_LIST, frozenset(SILOS))
-    assert batch.committed == LIST
+        batch.release(OTHER_HASH, frozenset(SILOS))
+    assert (batch.state, batch.committed) == (State.RELEASED, HASH)
 
 
-@pytest.mark.parametrize("state", [State.FORWARDED, State.RELEASED, State.PURGED])
+def test_a_second_list_makes_the_batch_void() -> None:
+    batch = batch_in(State.FORWARDED)
+    batch.commit(LIST)
+    with pytest.raises(UnfitList, match="another list"):
+        batch.commit(OTHER_LIST)
+    assert batch.state is State.VOIDED
+    with pytest.raises(WrongRound):
+        batch.release(HASH, frozenset(SILOS))
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [
+        listing("a", "b"),
+        listing("a", "b", "c", "d"),
+        listing("a", "b", "b"),
+        listing("a", "b", "c")[:-1],
+        b"",
+    ],
+)
+def test_a_list_that_is_not_as_long_as_what_was_forwarded_makes_the_batch_void(
+    joined: bytes,
+) -> None:
+    """Who is not in it would not confirm, and be known as the sender of what was left out."""
+    batch = batch_in(State.FORWARDED)
+    with pytest.raises(UnfitList, match="3 different reports"):
+        batch.commit(joined)
+    assert (batch.state, batch.committed) == (State.VOIDED, b"")
+    with pytest.raises(WrongRound):
+        batch.release(sha256(joined).digest(), frozenset(SILOS))
+
+
+def test_nothing_is_released_before_a_list_is_committed_to() -> None:
+    for list_hash in (b"", HASH):
+        with pytest.raises(WrongRound, match="not the list"):
+            batch_in(State.FORWARDED).release(list_hash, frozenset(SILOS))
+
+
+def test_what_was_released_is_never_said_to_be_void() -> None:
+    with pytest.raises(WrongRound, match="given away"):
+        batch_in(State.RELEASED).void()
+
+
+def test_only_what_surely_cannot_be_opened_is_disclosed() -> None:
+    """A mix that was started again behind its list does not know whether it gave its key away."""
+    batch = batch_in(State.FORWARDED)
+    assert not batch.discloses
+    batch.void()
+    assert batch.discloses
+    batch.doubtful = True
+    assert not batch.discloses
+
+
+@pytest.mark.parametrize("state", [State.FORWARDED, State.RELEASED, State.VOIDED, State.PURGED])
 def test_what_may_have_left_is_never_abandoned(state: State) -> None:
     """Otherwise a second attempt of the round could be collected beside the first."""
     with pytest.raises(WrongRound, match="may have been forwarded"):
@@ -178,7 +247,7 @@ def test_at_the_minimum_a_batch_is_sealed() -> None:
 
 def test_below_the_minimum_a_batch_is_aborted_and_nothing_leaves() -> None:
     batch = opened_with("silo-1", minimum=2)
-    assert batch.seal(in_place) == Outcome(1, (), (), "1 valid reports, 2 needed")
+    assert batch.seal(in_place) == BatchOutcome(1, (), (), "1 valid reports, 2 needed")
     assert batch.state is State.ABORTED
     with pytest.raises(WrongRound):
         batch.forward()
@@ -372,27 +441,39 @@ def test_complete_means_nobody_present_is_left_out(
     ("confirmed", "opens"),
     [
         ((), False),
-        (("silo-1",), False),
-        (("silo-1", "silo-9", "silo-8"), False),
-        (("silo-1", "silo-4"), False),
-        (("silo-1", "silo-2"), True),
-        (("silo-1", "silo-2", "silo-9"), True),
+        (("silo-1", "silo-2"), False),
+        (("silo-1", "silo-2", "silo-9"), False),
+        (("silo-1", "silo-2", "silo-4"), False),
         (("silo-1", "silo-2", "silo-3"), True),
+        (("silo-1", "silo-2", "silo-3", "silo-9"), True),
     ],
 )
-def test_the_gate_opens_for_the_minimum_of_the_rounds_own_silos(
+def test_the_gate_opens_for_as_many_of_the_rounds_silos_as_the_list_has_reports(
     confirmed: tuple[str, ...], opens: bool
 ) -> None:
-    """silo-4 belongs to the study but not to the round, the others to neither."""
-    batch = Batch(plain_descriptor(silos=SILOS[:3], minimum=2), State.FORWARDED)
+    """silo-4 belongs to the study but not to the round, silo-9 to neither; a later mix."""
+    batch = Batch(plain_descriptor(silos=SILOS[:3], minimum=2), State.FORWARDED, forwarded=3)
     batch.commit(LIST)
     if opens:
-        batch.release(LIST, frozenset(confirmed))
+        batch.release(HASH, frozenset(confirmed))
         assert batch.state is State.RELEASED
     else:
-        with pytest.raises(GateClosed, match="2 needed"):
-            batch.release(LIST, frozenset(confirmed))
+        with pytest.raises(GateClosed, match="3 needed"):
+            batch.release(HASH, frozenset(confirmed))
         assert batch.state is State.FORWARDED
+
+
+def test_the_first_mix_wants_the_confirmation_of_everybody_whose_report_it_forwarded() -> None:
+    """As many others do not do: one that colludes could stand in for one that was left out."""
+    batch = opened_with(*SILOS[:3])
+    put(batch, "silo-4", valid=False)
+    batch.seal(in_place)
+    batch.forward()
+    batch.commit(LIST)
+    with pytest.raises(GateClosed, match="1 silos whose reports went out"):
+        batch.release(HASH, frozenset({"silo-1", "silo-2", "silo-4"}))
+    batch.release(HASH, frozenset(SILOS[:3]))
+    assert batch.state is State.RELEASED
 
 
 # Any order of events ----------------------------------------------------------------------------
@@ -407,10 +488,16 @@ class BatchLife(RuleBasedStateMachine):
         self.taken: dict[str, bytes] = {}
         self.opened: list[bytes | None] = []
         self.deadline_passed = False
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[BatchOutcome] = []
         self.left = False
         self.aborted = False
         self.committed = b""
+        self.released = False
+        self.voided = False
+
+    @property
+    def forwarded(self) -> int:
+        return len(self.outcomes[0].outputs) if self.outcomes else 0
 
     @rule(silo=st.sampled_from((*SILOS, "silo-9")), onion=st.sampled_from([b"1", b"2"]))
     def admit(self, silo: str, onion: bytes) -> None:
@@ -460,7 +547,7 @@ class BatchLife(RuleBasedStateMachine):
 
     @rule()
     def forward(self) -> None:
-        if self.aborted or not self.outcomes:
+        if self.aborted or self.voided or not self.outcomes:
             with pytest.raises(WrongRound):
                 self.batch.forward()
         else:
@@ -476,26 +563,42 @@ class BatchLife(RuleBasedStateMachine):
             self.batch.abort()
             self.aborted = True
 
-    @rule(listed=st.sampled_from([LIST, OTHER_LIST]))
+    @rule(listed=st.sampled_from([LIST, OTHER_LIST, listing("a", "b"), listing("a", "a")]))
     def commit(self, listed: bytes) -> None:
-        if self.left and self.committed in (b"", listed):
+        fits = len(set(digests(listed))) == self.forwarded == len(listed) / 32
+        if self.left and not self.voided and (self.committed == listed or self._first(fits=fits)):
             self.batch.commit(listed)
             self.committed = listed
-        else:
-            with pytest.raises(WrongRound):
-                self.batch.commit(listed)
+            return
+        with pytest.raises(WrongRound):
+            self.batch.commit(listed)
+        self.voided = self.voided or (self.left and not self.released)
+
+    def _first(self, *, fits: bool) -> bool:
+        return fits and not self.committed
 
     @rule(
-        listed=st.sampled_from([LIST, OTHER_LIST]),
+        listed=st.sampled_from([LIST, listing("a", "b")]),
         confirmed=st.frozensets(st.sampled_from((*SILOS, "silo-9"))),
     )
     def release(self, listed: bytes, confirmed: frozenset[str]) -> None:
-        stands = self.left and self.committed == listed
-        if stands and len(confirmed & set(SILOS)) >= 2:
-            self.batch.release(listed, confirmed)
+        stands = self.left and not self.voided and self.committed == listed
+        enough = len(confirmed & set(SILOS)) >= self.forwarded
+        if stands and (enough or self.released):
+            self.batch.release(sha256(listed).digest(), confirmed)
+            self.released = True
         else:
             with pytest.raises(GateClosed if stands else WrongRound):
-                self.batch.release(listed, confirmed)
+                self.batch.release(sha256(listed).digest(), confirmed)
+
+    @rule()
+    def void(self) -> None:
+        if self.released:
+            with pytest.raises(WrongRound):
+                self.batch.void()
+            return
+        self.batch.void()
+        self.voided, self.aborted = self.left, self.aborted or not self.left
 
     @invariant()
     def it_was_sealed_at_most_once_and_counts_add_up(self) -> None:
@@ -512,8 +615,10 @@ class BatchLife(RuleBasedStateMachine):
     @invariant()
     def it_never_both_left_and_was_aborted(self) -> None:
         assert not (self.left and self.aborted)
-        gone = self.batch.state in (State.FORWARDED, State.RELEASED)
+        gone = self.batch.state in (State.FORWARDED, State.RELEASED, State.VOIDED)
         assert gone is self.left
+        assert (self.batch.state is State.VOIDED) is self.voided
+        assert (self.batch.state is State.RELEASED) is self.released
         assert (self.batch.state is State.ABORTED) is self.aborted
 
 

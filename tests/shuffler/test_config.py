@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from silomix.consortium import Consortium
-from silomix_shuffler.config import InvalidConfig, Limits, load
+from silomix_lab.consortium.create import Consortium
+from silomix_shuffler.config import InvalidMixConfig, Limits, load
 from support.consortia import make_consortium
 
 
@@ -96,30 +96,30 @@ def test_a_file_that_says_something_else_is_refused(
     made: Consortium, content: str | bytes, message: str
 ) -> None:
     path = write(made, content)
-    with pytest.raises(InvalidConfig, match=message) as raised:
+    with pytest.raises(InvalidMixConfig, match=message) as raised:
         load(path)
     assert str(raised.value).startswith(f"{path}: ")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=f"{tmp_path / 'mix.toml'}: No such file"):
+    with pytest.raises(InvalidMixConfig, match=f"{tmp_path / 'mix.toml'}: No such file"):
         load(tmp_path / "mix.toml")
 
 
 def test_a_missing_study_is_named(made: Consortium) -> None:
     path = write(made, GOOD.replace("../study.toml", "../nowhere.toml"))
-    with pytest.raises(InvalidConfig, match=r"nowhere\.toml: No such file"):
+    with pytest.raises(InvalidMixConfig, match=r"nowhere\.toml: No such file"):
         load(path)
 
 
 def test_a_file_that_is_no_study_is_named(made: Consortium) -> None:
     path = write(made, GOOD.replace("../study.toml", "mix.toml"))
-    with pytest.raises(InvalidConfig, match=r"mix\.toml: missing key: version"):
+    with pytest.raises(InvalidMixConfig, match=r"mix\.toml: missing key: version"):
         load(path)
 
 
 @pytest.mark.parametrize("name", ["mix-3", "silo-1", "server", "MIX-1"])
 def test_a_mix_that_the_chain_does_not_name_is_refused(made: Consortium, name: str) -> None:
     path = write(made, GOOD.replace("mix-1", name))
-    with pytest.raises(InvalidConfig, match=f"chain of this study does not name '{name}'"):
+    with pytest.raises(InvalidMixConfig, match=f"chain of this study does not name '{name}'"):
         load(path)

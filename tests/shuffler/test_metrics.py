@@ -4,15 +4,16 @@ import asyncio
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
-from silomix.consortium import Consortium
-from silomix.demo.run import free_ports
-from silomix_protocol.tls import CannotListen
+from silomix_lab.consortium.create import Consortium
+from silomix_lab.demo.run_demo import free_ports
+from silomix_protocol.connections.tls import CannotListen
 from silomix_shuffler.config import Limits
 from silomix_shuffler.metrics import Health, Metrics, MetricsServer
 from support.consortia import make_consortium
@@ -144,6 +145,24 @@ def test_a_disk_that_runs_full_is_a_problem(made: Consortium) -> None:
             assert await refusal(opened_round(made))
 
     run(scene())
+
+
+def test_slow_callers_take_few_threads_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("silomix_shuffler.metrics._CALL_S", 1.0)
+    before = threading.active_count()
+    with watched(Metrics()) as address, ExitStack() as stack:
+        host, _, port = address.rpartition(":")
+        for _ in range(40):
+            caller = stack.enter_context(socket.create_connection((host, int(port))))
+            caller.sendall(b"GET /met")
+        assert threading.active_count() - before <= 2 + 2 * 16  # one each, and its clock
+
+        def answered() -> bool:
+            with suppress(OSError, HTTPException):
+                return get(address, "/health")[0] == 200
+            return False
+
+        wait_until(answered, "an answer in spite of them", 20.0)
 
 
 def test_a_port_that_is_taken_is_named() -> None:

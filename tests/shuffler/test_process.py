@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 import tomli_w
-from silomix.consortium import Consortium
-from silomix.demo.run import free_ports
+from silomix_lab.consortium.create import Consortium
+from silomix_lab.demo.run_demo import free_ports
 from silomix_proto import mix_pb2, round_pb2
-from silomix_protocol.asking import Asking
+from silomix_protocol.grpc_calls.question_stream import Asking
 from support.consortia import make_consortium
 from support.mixes import (
     RPC_S,
@@ -183,6 +183,8 @@ def test_a_second_process_on_the_same_folder_does_not_start(made: Consortium) ->
         async with AsyncExitStack() as stack:
             for config in made.mixes:
                 await stack.enter_async_context(mix_process(config))
+            for silo in made.study.silos:  # who is connected is waited for
+                await stack.enter_async_context(silo_stream(made, silo.name))
             played = await opened_round(made)
             line = refusing(made)
             await submit_all(played, sealed_reports(played))

@@ -14,30 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from silomix.demo.run import free_ports
-from silomix_authority import run as running_authority
+from silomix_authority import process as running_authority
 from silomix_authority.config import AuthorityConfig, load
 from silomix_authority.desk import Desk
+from silomix_authority.process import create
 from silomix_authority.register import Register
-from silomix_authority.run import create
 from silomix_authority.service import AuthorityService
+from silomix_lab.demo.run_demo import free_ports
 from silomix_proto import authority_pb2
-from silomix_protocol.certificates import request
-from silomix_protocol.enrolment import PartyKeys, join_request
-from silomix_protocol.keys import SigningKey
-from silomix_protocol.membership import (
+from silomix_protocol.certificates.certificates import request
+from silomix_protocol.enrolment.enrolment import PartyKeys, join_request
+from silomix_protocol.enrolment.membership import (
     VERSION,
     Invitation,
-    Kind,
     Member,
+    PartyKind,
     authority_fingerprint,
 )
-from silomix_server.children import end, spawn
+from silomix_protocol.keys import SigningKey
+from silomix_server.flower.child_processes import end, spawn
 
 from support.processes import wait_until
 
-SILO = Member("silo-1", Kind.SILO)
-MIX = Member("mix-1", Kind.MIX, ("127.0.0.1:9101",))
+SILO = Member("silo-1", PartyKind.SILO)
+MIX = Member("mix-1", PartyKind.MIX, ("127.0.0.1:9101",))
 
 
 @dataclass

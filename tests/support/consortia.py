@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-from silomix.consortium import Addresses, Consortium, StudyChoices, create
-from silomix.demo.run import free_ports
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.losses import LossName
-from silomix_core.task import Feature, Scaling, Task
+from silomix_core.study.writer import StudyChoices
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
+from silomix_lab.consortium.create import Addresses, Consortium, create
+from silomix_lab.demo.run_demo import free_ports
 
 SMALL_TASK = Task(
     loss=LossName.LOGISTIC,
@@ -34,6 +35,7 @@ def make_consortium(
     task: Task = SMALL_TASK,
     gate: bool = True,
     tokens: bool = True,
+    participants: int | None = None,
     addresses: Addresses | None = None,
 ) -> Consortium:
     """Folders, keys, study file and random data of a consortium, on free loopback ports unless
@@ -53,6 +55,7 @@ def make_consortium(
             deadline_s=deadline_s,
             gate=gate,
             tokens=tokens,
+            participants=participants,
         ),
         addresses or loopback(mixes),
         lease_rounds=lease_rounds,

@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 
 import numpy as np
-from silomix.consortium import Consortium
-from silomix_client.answer import StudyDesk
-from silomix_client.config import load
-from silomix_client.inclusion import Inclusion
-from silomix_client.ledger import Ledger
-from silomix_client.ledger_check import verify
-from silomix_client.reports import StoredReport
+from silomix_client.config.silo_config import load
+from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.reports import StoredReport
+from silomix_client.ledger.verify_ledger import verify
+from silomix_client.rounds.answer import StudyDesk
+from silomix_client.rounds.inclusion import Inclusion
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import channel_pb2
 from silomix_protocol.keys import SigningKey
 
@@ -22,6 +22,7 @@ from support.silos import (
     altered,
     approved_silo,
     asked,
+    closed_round,
     committed_list,
     consortium_of,
     no_noise,
@@ -34,11 +35,9 @@ ONE_STEP = ('name = "noisy-mb-sgd"', 'name = "dp-scaffold"\nlocal_steps = 1')
 POINTS = [[0.0, 0.0, 0.0], [1.0, 0.0, -1.0], [0.0, 5.0, 0.0], [-2.0, 1.0, 1.0], [3.0, 3.0, 3.0]]
 
 
-def answer_at(
-    made: Consortium, desk: StudyDesk, number: int, void: tuple[int, ...] = ()
-) -> StoredReport:
+def answer_at(made: Consortium, desk: StudyDesk, number: int) -> StoredReport:
     """Each round asks at a point of its own."""
-    return desk.answer(asked(made, number, POINTS[number - 1], void=void))
+    return desk.answer(asked(made, number, POINTS[number - 1]))
 
 
 def plain_gradients(made: Consortium) -> list[np.ndarray]:
@@ -52,18 +51,21 @@ def plain_gradients(made: Consortium) -> list[np.ndarray]:
     return found
 
 
-def include(
-    made: Consortium, ledger: Ledger, number: int, *, told: bool = True
+def settle(
+    made: Consortium, ledger: Ledger, number: int, *, included: bool = True, void: bool = False
 ) -> channel_pb2.RoundCommitted:
-    """The list with the silo's report of this round; the silo is told, unless not."""
+    """Tell the silo the list of this round, and that it is over."""
     config = load(made.silos[0])
     report = ledger.reports.find(made.study)
     assert report is not None
     assert report.descriptor.round == number
-    committed = committed_list(made, report.descriptor.digest, [bytes(32), report.trail[-1]])
-    if told:
-        key = SigningKey.load(config.folder / "sign.key")
-        Inclusion(made.study, config.name, ledger, key).committed(committed)
+    own = report.trail[-1] if included else b"\1" * 32
+    committed = committed_list(made, report.descriptor.digest, [bytes(32), own])
+    inclusion = Inclusion(
+        made.study, config.name, ledger, SigningKey.load(config.folder / "sign.key")
+    )
+    inclusion.committed(committed)
+    inclusion.closed(closed_round(made, report.descriptor, void=void))
     return committed
 
 
@@ -98,7 +100,7 @@ def _first(silo_toml: Path) -> None:
     config = load(silo_toml)
     made, ledger = consortium_of(config), open_ledger(config)
     answer_at(made, open_desk(config, made.study, ledger, no_noise), 1)
-    include(made, ledger, 1)
+    settle(made, ledger, 1)
     ledger.close()
 
 
@@ -128,8 +130,7 @@ def _judged(silo_toml: Path, gradients: np.ndarray, *, included: bool) -> bool:
     desk = open_desk(config, made.study, ledger, no_noise)
     second = opened(made, answer_at(made, desk, 2))
     assert np.array_equal(second, gradients[1] - gradients[0]), "not the first, which was used"
-    if included:
-        include(made, ledger, 2)
+    settle(made, ledger, 2, included=included)
     third = opened(made, answer_at(made, desk, 3))
     used = gradients[1 if included else 0]
     assert np.array_equal(third, gradients[2] - used), "not the difference from the last used"

@@ -11,30 +11,37 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
 import numpy as np
-from silomix.consortium import Consortium
-from silomix_core.report import encode_report
-from silomix_core.study import Study
+from silomix_core.mechanism.report_format import encode_report
+from silomix_core.study.study import Study
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol import tokens
-from silomix_protocol.batches import frames
-from silomix_protocol.descriptor import Descriptor, RoundDigest, check
+from silomix_protocol.connections.tls import Identity, ServerContext
 from silomix_protocol.keys import SealKey, SigningKey
-from silomix_protocol.onion import open_layer, seal
-from silomix_protocol.roundkeys import sign_list
-from silomix_protocol.statements import (
+from silomix_protocol.rounds import tokens
+from silomix_protocol.rounds.batches import frames
+from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest, check
+from silomix_protocol.rounds.onion import open_layer, seal
+from silomix_protocol.rounds.round_keys import sign_list
+from silomix_protocol.rounds.statements import (
     sign_abandonment,
     sign_commitment,
     sign_confirmation,
     sign_token_request,
+    sign_voided,
 )
-from silomix_protocol.tls import Identity, ServerContext
-from silomix_protocol.tokens import token_bytes
+from silomix_protocol.rounds.tokens import token_bytes
+from silomix_server.silos.complaint_box import ComplaintBox
+from silomix_server.silos.frames import FrameReader
+from silomix_server.silos.settlements import Settlements
+from silomix_server.study.journal import Journal
 
+from support.heights import some_height
 from support.rounds import MixSecrets, Parties, Round, hop_statement, joined
 
 Frames = Iterable[mix_pb2.BatchFrame]
@@ -183,7 +190,8 @@ class FakeMix(mix_pb2_grpc.MixServicer):
     async def _commit(
         self, request: mix_pb2.CommitRequest, context: ServerContext
     ) -> mix_pb2.Commitment:
-        signature = sign_commitment(RoundDigest(request.digest), request.list, self._key)
+        list_hash = sha256(request.list).digest()
+        signature = sign_commitment(RoundDigest(request.digest), list_hash, self._key)
         return await self._answered("Commit", mix_pb2.Commitment(signature=signature), context)
 
     async def Release(  # noqa: N802
@@ -208,6 +216,12 @@ class FakeMix(mix_pb2_grpc.MixServicer):
         answer = sign_abandonment(digest, "told to", self._key)
         return await self._answered("Abandon", answer, context)
 
+    async def Void(  # noqa: N802
+        self, request: round_pb2.SignedDescriptor, context: ServerContext
+    ) -> round_pb2.Ending:
+        digest = check(request, self.made.study).digest
+        return await self._answered("Void", sign_voided(digest, "told to", b"", self._key), context)
+
     async def _answered(self, method: str, answer: Answer, context: ServerContext) -> Answer:
         self.told.calls.append(method)
         if method not in self.faults:
@@ -229,7 +243,7 @@ class FakeChain:
     def __init__(self, made: Consortium) -> None:
         self.made = made
         self.mixes = [FakeMix(made, hop, self) for hop in range(len(made.study.mixes))]
-        self._onions: dict[bytes, dict[str, bytes]] = {}
+        self._onions: dict[bytes, dict[str, bytes | None]] = {}
         self._arrived = asyncio.Event()
         self.batches: dict[bytes, Frames] = {}  # instead of what the silos sent
         self.added = 0  # garbage that no silo sent, at the end of every batch
@@ -238,19 +252,24 @@ class FakeChain:
         told = [each for mix in self.mixes for each in mix.told.opened]
         return next(each for each in told if each.digest == digest)
 
-    def deliver(self, digest: bytes, silo: str, onion: bytes) -> None:
+    def deliver(self, digest: bytes, silo: str, onion: bytes | None) -> None:
         self._onions.setdefault(digest, {})[silo] = onion
         self._arrived.set()
 
+    def pass_over(self, digest: bytes, silo: str) -> None:
+        """The silo sends nothing in this round."""
+        self.deliver(digest, silo, None)
+
     async def batch(self, digest: bytes) -> Frames:
-        """The frames of the round's batch, as soon as all its silos have sent."""
+        """The frames of the round's batch, as soon as all its silos have sent or passed over."""
         if digest in self.batches:
             return self.batches[digest]
         descriptor = self.descriptor(digest)
         while set(self._onions.get(digest, {})) != set(descriptor.silos):
             self._arrived.clear()
             await self._arrived.wait()
-        reports = [self._peeled(each, descriptor) for each in self._onions[digest].values()]
+        sent = [each for each in self._onions[digest].values() if each is not None]
+        reports = [self._peeled(each, descriptor) for each in sent]
         reports += [secrets.token_bytes(len(reports[0])) for _ in range(self.added)]
         chain = stated(self.made, descriptor.digest, reports)
         word = own_commitment(self.made, descriptor.digest, chain[-1].output)
@@ -318,9 +337,23 @@ class Follow:
         return await self.next() is None
 
 
+def frame_reader(made: Consortium, state: Path) -> FrameReader:
+    """The coordinator's ear in a study without tokens, of which nothing was played yet."""
+    study, complaints = made.study, ComplaintBox(made.study, state)
+    chain: Any = None  # no mix is asked
+    journal = Journal(state / "journal.sqlite")
+    settlements = Settlements(study, signer(made, "server"), journal, chain, complaints)
+    return FrameReader(study, None, complaints, settlements)
+
+
 @asynccontextmanager
 async def following(
-    made: Consortium, silo: str, lease: str = "lease", *, study: bytes | None = None
+    made: Consortium,
+    silo: str,
+    lease: str = "lease",
+    *,
+    study: bytes | None = None,
+    unsettled: bytes = b"",
 ) -> AsyncIterator[Follow]:
     server = made.study.server
     async with identity(made, silo).channel(server.name, server.channel_address) as channel:
@@ -328,7 +361,10 @@ async def following(
         follow = Follow(call)
         try:
             identity_bytes = made.study.identity if study is None else study
-            request = channel_pb2.FollowRequest(lease=lease, study=identity_bytes)
+            height = some_height(made, silo).to_wire()
+            request = channel_pb2.FollowRequest(
+                lease=lease, study=identity_bytes, unsettled=unsettled, height=height
+            )
             await follow.say(follow=request)
             yield follow
         finally:
@@ -389,6 +425,9 @@ class PlainSilo:
         descriptor = check(opened.descriptor, study)
         payload = report_of(study, self.value)
         if study.batching.tokens:
+            if descriptor.round not in self.wallet:
+                self.chain.pass_over(descriptor.digest, self.name)
+                return
             payload = self.wallet[descriptor.round].to_bytes() + payload
         keys, ungated = (opened.server_key, opened.mix_keys), token_bytes(study)
         onion = seal(payload, *keys, descriptor.digest, ungated=ungated)

@@ -12,14 +12,14 @@ from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 
-from silomix.consortium import Consortium
-from silomix_client import reports as reports_module
-from silomix_client.asked import AskedRound
-from silomix_client.config import MAIN, SiloConfig, load
+from silomix_client.config.silo_config import MAIN, SiloConfig, load
 from silomix_client.errors import SiloError
-from silomix_client.ledger_check import verify
-from silomix_client.reports import StoredReport
+from silomix_client.ledger import reports as reports_module
+from silomix_client.ledger.reports import StoredReport
+from silomix_client.ledger.verify_ledger import verify
+from silomix_client.rounds.round_request import RoundRequest
 from silomix_core.accounting.events import PrivacyTarget
+from silomix_lab.consortium.create import Consortium
 
 from support.silos import abandonments, asked, consortium_of, open_desk, open_ledger
 
@@ -77,17 +77,17 @@ def answer_all_rounds(silo_toml: str, epsilon: float) -> None:
 # Killed at every line ----------------------------------------------------------------------------
 
 _WATCHED = (
-    "answer.py",
-    "ledger.py",
-    "reports.py",
-    "wallet.py",
-    "chain.py",
-    "controls.py",
-    "durable.py",
+    "silomix_client/rounds/answer.py",
+    "silomix_client/ledger/ledger.py",
+    "silomix_client/ledger/reports.py",
+    "silomix_client/ledger/token_store.py",
+    "silomix_client/ledger/hash_chain.py",
+    "silomix_client/ledger/control_variates.py",
+    "silomix_protocol/host/durable.py",
 )
 
 
-def question_of(made: Consortium, attempt: int) -> AskedRound:
+def question_of(made: Consortium, attempt: int) -> RoundRequest:
     """Round 1, or a later attempt of it after every mix abandoned the one before."""
     if attempt == 1:
         return asked(made, 1)
@@ -127,9 +127,7 @@ def die_at_line(line: int) -> Iterator[None]:
 
     def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., object] | None:
         nonlocal left
-        path = Path(frame.f_code.co_filename)
-        ours = path.parent.name in ("silomix_client", "silomix_protocol")
-        if not ours or path.name not in _WATCHED:
+        if not frame.f_code.co_filename.endswith(_WATCHED):
             return None
         if event == "line":
             left -= 1

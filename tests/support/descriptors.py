@@ -1,7 +1,7 @@
 """Descriptors for tests of parts that never look at a signature."""
 
-from silomix_core.study import StudyId
-from silomix_protocol.descriptor import Descriptor
+from silomix_core.study.study import StudyId
+from silomix_protocol.rounds.descriptor import Descriptor
 
 
 def plain_descriptor(

@@ -13,15 +13,15 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from silomix_client.data.clinical import AGE, SEX, age_at
+from silomix_client.data.clinical.codes import AGE, SEX, age_at
+from silomix_client.data.clinical.fhir.fhir_source import Fhir
+from silomix_client.data.clinical.omop import Omop
 from silomix_client.data.csv_file import CsvFile
 from silomix_client.data.database_url import DatabaseUrl
-from silomix_client.data.fhir import Fhir
-from silomix_client.data.omop import Omop
-from silomix_client.data.rows import Source
-from silomix_core.feature import Combine, Feature, category, flag
-from silomix_core.losses import LossName
-from silomix_core.task import Scaling, Task
+from silomix_client.data.source import Source
+from silomix_core.task.feature import Combine, Feature, category, flag
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Scaling, Task
 from sqlalchemy import create_engine
 
 LOINC, SNOMED, RXNORM = (

@@ -20,21 +20,22 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from silomix.audit.attacker import Attacker
-from silomix.audit.fleet import Fleet, serving
-from silomix.audit.scratch import running, said
-from silomix.consortium import Consortium
-from silomix_client.asked import AskedRound
-from silomix_client.config import SiloConfig, load
-from silomix_core.study import StudyId
+from silomix_client.config.silo_config import SiloConfig, load
+from silomix_client.rounds.round_request import RoundRequest
+from silomix_core.study.study import StudyId
+from silomix_lab.audit.attacker import Attacker
+from silomix_lab.audit.played_fleet import Fleet, serving
+from silomix_lab.audit.scratch import running, said
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import channel_pb2, mix_pb2, round_pb2
-from silomix_protocol.descriptor import Descriptor, RoundDigest
-from silomix_protocol.statements import sign_receipt
-from silomix_protocol.tls import ServerContext
+from silomix_protocol.connections.tls import ServerContext
+from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest
+from silomix_protocol.rounds.statements import sign_receipt
 
 from support.echoes import with_echoes
 from support.played import gated_digest
 from support.silos import (
+    closed_round,
     committed_list,
     mix_key,
     round_opened,
@@ -83,9 +84,9 @@ def saying(*events: Event) -> Script:
     return script
 
 
-def whole_round(made: Consortium, question: AskedRound) -> Script:
+def whole_round(made: Consortium, question: RoundRequest) -> Script:
     """What an honest coordinator does: open the round, wait for the report, commit, close."""
-    descriptor, digest = question.descriptor, question.descriptor.digest
+    descriptor = question.descriptor
 
     def attempt(opened: channel_pb2.RoundOpened) -> None:
         opened.abandoned.extend(question.abandoned)
@@ -97,7 +98,7 @@ def whole_round(made: Consortium, question: AskedRound) -> Script:
         onion = await server.arrivals.get()
         yield committed(made, descriptor, [gated_digest(made, onion, descriptor)])
         await asyncio.wait_for(server.words.get(), _LEASE_S)
-        yield Event(closed=channel_pb2.RoundClosed(digest=digest))
+        yield Event(closed=closed_round(made, descriptor))
 
     return script
 

@@ -16,28 +16,30 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import numpy as np
-from silomix.consortium import Consortium
-from silomix_core.losses import LossName
-from silomix_core.report import encode_report, report_bytes
-from silomix_core.task import Feature, Scaling, Task
+from silomix_core.mechanism.report_format import encode_report, report_bytes
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.asking import Asking
-from silomix_protocol.batches import check_report, incoming
-from silomix_protocol.descriptor import AttemptKeys, Descriptor, issue
-from silomix_protocol.introduction import Door
+from silomix_protocol.connections.introduction import Door
+from silomix_protocol.connections.tls import Identity, ServerContext
+from silomix_protocol.grpc_calls.question_stream import Asking
 from silomix_protocol.keys import SealKey, SigningKey, verify
-from silomix_protocol.onion import Onion, onion_bytes, seal
-from silomix_protocol.roundkeys import check_list, fingerprint
-from silomix_protocol.statements import sign_confirmation
-from silomix_protocol.tls import Identity, ServerContext
-from silomix_protocol.tokens import TOKEN_BYTES, payload_bytes
+from silomix_protocol.rounds.batches import check_report, incoming
+from silomix_protocol.rounds.descriptor import AttemptKeys, Descriptor, issue
+from silomix_protocol.rounds.heights import Height
+from silomix_protocol.rounds.onion import Onion, onion_bytes, seal
+from silomix_protocol.rounds.round_keys import check_list, fingerprint
+from silomix_protocol.rounds.statements import check_ending, sign_confirmation
+from silomix_protocol.rounds.tokens import TOKEN_BYTES, payload_bytes
 from silomix_shuffler.config import Limits
-from silomix_shuffler.disk import Disk
 from silomix_shuffler.metrics import Metrics
-from silomix_shuffler.rounds import Rounds
+from silomix_shuffler.round.rounds import MixRounds
 from silomix_shuffler.service import MixService
-from silomix_shuffler.store import Store
+from silomix_shuffler.storage.store import Store
+from silomix_shuffler.storage.writing_thread import WritingThread
 
+from support.heights import some_height
 from support.rounds import open_gated
 
 Result = TypeVar("Result")
@@ -102,11 +104,9 @@ def described(
     round_number: int = 1,
     *,
     attempt: int = 1,
-    silos: tuple[str, ...] | None = None,
     query: bytes = b"query",
 ) -> PlayedRound:
-    """A round with these mix keys, for all silos unless some are named."""
-    everyone = tuple(silo.name for silo in made.study.silos)
+    """A round with these mix keys."""
     server_key = SealKey.generate()
     attempt_keys = AttemptKeys(
         server=sha256(server_key.public).digest(),
@@ -117,7 +117,6 @@ def described(
         made.study,
         round_number,
         attempt,
-        silos or everyone,
         query,
         attempt_keys,
         signer(made, "server"),
@@ -167,12 +166,11 @@ async def opened_round(
     round_number: int = 1,
     *,
     attempt: int = 1,
-    silos: tuple[str, ...] | None = None,
     query: bytes = b"query",
 ) -> PlayedRound:
     """A round that every mix has opened."""
     keys = await prepared_keys(made, round_number, attempt=attempt)
-    played = described(made, keys, round_number, attempt=attempt, silos=silos, query=query)
+    played = described(made, keys, round_number, attempt=attempt, query=query)
     for mix in made.study.mixes:
         await open_at(made, played.descriptor, mix.name)
     return played
@@ -218,6 +216,18 @@ async def abandon(
     return statement
 
 
+async def void_at(
+    made: Consortium, descriptor: Descriptor, mix: str, *, caller: str = "server"
+) -> round_pb2.Ending:
+    """What one mix signs about a round that came to nothing, checked."""
+    async with calling(made, caller, mix) as stub:
+        ending = await stub.Void(descriptor.to_wire(), timeout=RPC_S, wait_for_ready=True)
+    assert isinstance(ending, round_pb2.Ending)
+    (place,) = (each for each in made.study.mixes if each.name == mix)
+    check_ending(ending, descriptor.digest, place)
+    return ending
+
+
 def sealed_reports(played: PlayedRound, seed: int = 0) -> dict[str, Onion]:
     """A sealed report of every silo of the round (its token is zeros: no mix can tell)."""
     mechanism = played.made.study.mechanism()
@@ -241,6 +251,7 @@ def submission(
     *,
     chunk_bytes: int | None = None,
     signed_by: str | None = None,
+    height: Height | None = None,
 ) -> list[mix_pb2.SubmitFrame]:
     """The messages of one report, in one piece unless `chunk_bytes` cuts it."""
     digest = sha256(onion).digest()
@@ -248,6 +259,7 @@ def submission(
         digest=descriptor.digest,
         bytes=len(onion),
         signature=signer(made, signed_by or silo).sign("report", descriptor.digest, digest),
+        height=some_height(made, silo).to_wire() if height is None else height.to_wire(),
     )
     step = chunk_bytes or len(onion)
     pieces = [onion[start : start + step] for start in range(0, len(onion), step)]
@@ -271,9 +283,9 @@ async def mix_serving(
     grace_s: float = PATIENT_S,
     limits: Limits | None = None,
     metrics: Metrics | None = None,
-    disk: Disk | None = None,
+    disk: WritingThread | None = None,
     inspected: bool = False,
-) -> AsyncIterator[Rounds]:
+) -> AsyncIterator[MixRounds]:
     """The mix at this place of the chain, served at its address by this process.
 
     If `inspected`, it takes introductions at the same port of 127.0.0.2.
@@ -281,8 +293,8 @@ async def mix_serving(
     place = made.study.mixes[index]
     own, key = identity(made, place.name), signer(made, place.name)
     metrics = metrics or Metrics()
-    disk = disk or Disk(Store(state_of(made, index)))
-    rounds = Rounds(own, (made.study,), key, disk, metrics, limits or Limits(), grace_s)
+    disk = disk or WritingThread(Store(state_of(made, index)))
+    rounds = MixRounds(own, (made.study,), key, disk, metrics, limits or Limits(), grace_s)
     second = place.address.replace("127.0.0.1", "127.0.0.2") if inspected else None
     server = own.server(place.address, inspected=second)
     door = Door(place.name, own.authority, (made.study,) if inspected else ())
@@ -545,7 +557,7 @@ async def commit_at(
 ) -> bytes:
     """One mix's word that it stands by the joined list, checked."""
     listed = sha256(joined).digest()
-    request = mix_pb2.CommitRequest(digest=played.descriptor.digest, list=listed)
+    request = mix_pb2.CommitRequest(digest=played.descriptor.digest, list=joined)
     async with calling(played.made, caller, mix) as stub:
         commitment = await asked(stub.Commit, request)
     (place,) = (each for each in played.made.study.mixes if each.name == mix)

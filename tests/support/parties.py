@@ -11,18 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
-from silomix.consortium import Consortium
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import channel_pb2_grpc
-from silomix_protocol.introduction import Door
+from silomix_protocol.connections.introduction import Door
+from silomix_protocol.connections.tls import Identity
 from silomix_protocol.keys import SigningKey
-from silomix_protocol.tls import Identity
-from silomix_server.channel import RoundChannel
-from silomix_server.complaint_box import ComplaintBox
 from silomix_server.config import split_address
-from silomix_server.frames import FrameReader
-from silomix_server.superlink import Receive, Scope, Send, only_fleet
+from silomix_server.flower.superlink import Receive, Scope, Send, only_fleet
+from silomix_server.silos.round_channel import RoundChannel
 
 from support.children import child
+from support.coordinators import frame_reader
 from support.mixes import mix_serving
 
 READY = "parties are there"
@@ -55,7 +54,7 @@ async def _serve(made: Consortium, inspected: bool) -> None:
     own = Identity.load("server", made.server.parent)
     sign_key = SigningKey.load(made.server.parent / "sign.key")
     door = Door("server", own.authority, (study,) if inspected else ())
-    reader = FrameReader(study, None, ComplaintBox(study, state))
+    reader = frame_reader(made, state)
     address = study.server.channel_address
     server = own.server(address, inspected=beside(address) if inspected else None)
     channel = RoundChannel(study, reader, door, sign_key)

@@ -15,11 +15,11 @@ import pyarrow.parquet
 from silomix_client.data.csv_file import CsvFile
 from silomix_client.data.database_url import DatabaseUrl
 from silomix_client.data.parquet_file import ParquetFile
-from silomix_client.data.rows import Source
+from silomix_client.data.source import Source
 from silomix_client.data.sql_query import SqlQuery
-from silomix_core.feature import Combine, Feature, category, flag
-from silomix_core.losses import LossName
-from silomix_core.task import Scaling, Task
+from silomix_core.task.feature import Combine, Feature, category, flag
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Scaling, Task
 from sqlalchemy import create_engine
 
 CLINIC = Task(

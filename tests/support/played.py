@@ -12,23 +12,33 @@ from hashlib import sha256
 
 import grpc
 import grpc.aio
-from silomix.consortium import Consortium
-from silomix_client.config import SiloConfig
-from silomix_client.lease import Ending, Lease, LeaseHolder
-from silomix_client.ledger import Ledger
-from silomix_client.links import Links
-from silomix_client.network import Network
+from silomix_client.config.silo_config import SiloConfig
+from silomix_client.ledger.ledger import Ledger
+from silomix_client.network.connection_status import Links
+from silomix_client.network.outbound import OutboundNetwork
+from silomix_client.rounds.lease import Ending, LeaseHolder, LeaseTerms
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_proto import channel_pb2, channel_pb2_grpc, mix_pb2, mix_pb2_grpc, round_pb2
-from silomix_protocol.descriptor import Descriptor, RoundDigest
+from silomix_lab.consortium.create import Consortium
+from silomix_proto import (
+    channel_pb2,
+    channel_pb2_grpc,
+    introduction_pb2,
+    ledger_pb2,
+    mix_pb2,
+    mix_pb2_grpc,
+    round_pb2,
+)
+from silomix_protocol.connections.introduction import welcome
+from silomix_protocol.connections.tls import Identity, peer_name
 from silomix_protocol.keys import SigningKey, verify
-from silomix_protocol.onion import open_layer
-from silomix_protocol.statements import sign_hop, sign_receipt
-from silomix_protocol.tls import Identity, peer_name
+from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest
+from silomix_protocol.rounds.onion import open_layer
+from silomix_protocol.rounds.statements import sign_hop, sign_receipt
 
 from support.echoes import with_echoes
 from support.silos import (
     asked,
+    closed_round,
     committed_list,
     mix_key,
     open_desk,
@@ -57,6 +67,18 @@ class PlayedMix(mix_pb2_grpc.MixServicer):
         self.breaks = 0  # streams to break after a report, before its receipt
         self.code = grpc.StatusCode.UNAVAILABLE  # what they are broken with
         self.reply: Callable[[RoundDigest, bytes], mix_pb2.Receipt] = self.accept
+        self.heights: list[ledger_pb2.LedgerHeight] = []  # that came with reports
+        self.shown: ledger_pb2.LedgerHeight | None = None  # to who greets
+        self.greeted = 0
+
+    async def Greet(  # noqa: N802
+        self, request: introduction_pb2.Greeting, context: grpc.aio.ServicerContext
+    ) -> introduction_pb2.Welcome:
+        self.greeted += 1
+        answer = welcome()
+        if self.shown is not None:
+            answer.height.CopyFrom(self.shown)
+        return answer
 
     async def Submit(  # noqa: N802
         self,
@@ -68,6 +90,7 @@ class PlayedMix(mix_pb2_grpc.MixServicer):
         async for frame in request_iterator:
             assert frame.header.bytes == len(frame.chunk)
             digest = RoundDigest(frame.header.digest)
+            self.heights.append(frame.header.height)
             report = sha256(frame.chunk).digest()
             verify(silo.sign_key, frame.header.signature, "report", digest, report)
             self.onions.put_nowait(frame.chunk)
@@ -123,7 +146,8 @@ class Stage:
         return Event(committed=committed_list(self.made, descriptor.digest, reports))
 
     def closed(self, descriptor: Descriptor, *, void: bool = False) -> Event:
-        return Event(closed=channel_pb2.RoundClosed(digest=descriptor.digest, void=void))
+        """The server's word; of a void round with what every mix states."""
+        return Event(closed=closed_round(self.made, descriptor, void=void))
 
     async def said(self, kind: str) -> Frame:
         """The silo's next frame, which must be of this kind."""
@@ -258,7 +282,7 @@ async def holding(
     config: SiloConfig,
     made: Consortium,
     ledger: Ledger,
-    network: Network | None = None,
+    network: OutboundNetwork | None = None,
     links: Links | None = None,
 ) -> AsyncIterator[LeaseHolder]:
     """The silo as its process holds it, with the tokens that it was given so far."""
@@ -306,7 +330,7 @@ def follow(
         ledger = open_ledger(config, lifetime)
         async with serving(made, coordinator, mix), holding(config, made, ledger) as holder:
             for number in range(1, leases + 1):
-                ending, answered = await holder.follow(Lease(f"lease-{number}", deadline_s))
+                ending, answered = await holder.follow(LeaseTerms(f"lease-{number}", deadline_s))
         return Followed(ending, answered, mix, coordinator)
 
     return asyncio.run(asyncio.wait_for(play(), 40.0))

@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, run
 from tempfile import mkdtemp
 
-from silomix.demo.run import free_ports
+from silomix_lab.demo.run_demo import free_ports
 
 PASSWORD = "sesame-7f3Q"  # noqa: S105
 _UNPRIVILEGED = "nobody"

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 from silomix_core.accounting.events import PrivacyTarget, Scheme
-from silomix_core.losses import LossName, loss
-from silomix_core.mechanism import Mechanism, Minibatch, Participant, Phase
-from silomix_core.noise import RandomBytes
-from silomix_core.task import Feature, Scaling, Task
-from silomix_core.update import ClippedSum, Records, to_grid
+from silomix_core.discrete_gaussian import RandomBytes
+from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.model.clipped_sum import ClippedSum, Records, to_grid
+from silomix_core.task.losses import LossName, loss
+from silomix_core.task.task import Feature, Scaling, Task
 
 from support.exact import exact_delta, log_rounded_over_discrete, rounded_gaussian
 
@@ -50,11 +50,13 @@ def check_gaussian(samples: NDArray[np.int64], sigma: float) -> None:
     assert kolmogorov > FALSE_ALARM, f"KS against σ={sigma}: p={kolmogorov:.1e}"
 
 
-def check_noise(draw: Callable[[int, RandomBytes], NDArray[np.int64]]) -> None:
-    """The noise is what the accounting assumes: N(0, 2⁴⁰) on the integers, fresh each time."""
+def check_noise(
+    draw: Callable[[int, RandomBytes], NDArray[np.int64]], sigma: float = SIGMA
+) -> None:
+    """The noise is what the accounting assumes: N(0, σ²) on the integers, fresh each time."""
     source = seeded_bytes(20_240_701)
     first, second = draw(300_000, source), draw(300_000, source)
-    check_gaussian(np.concatenate([first, second]), SIGMA)
+    check_gaussian(np.concatenate([first, second]), sigma)
     residues = stats.chisquare(np.bincount(first % 256, minlength=256)).pvalue
     assert residues > FALSE_ALARM, f"low bits are not uniform: p={residues:.1e}"
     correlation = float(np.corrcoef(first, second)[0, 1]) * sqrt(len(first))
@@ -128,20 +130,23 @@ def check_meets_target(mechanism: Mechanism, target: PrivacyTarget, records: int
     the grid by at most another √d; R rounds compose to μ = √R·Δ/σ.
     """
     distance = 2 * mechanism.clip / (records * mechanism.grids[0]) + sqrt(mechanism.dimension)
-    mu = sqrt(mechanism.rounds) * distance / SIGMA
+    sigma = SIGMA * mechanism.fineness
+    mu = sqrt(mechanism.rounds) * distance / sigma
     samples = mechanism.dimension * mechanism.rounds
-    delta = discrete_delta(lambda epsilon: exact_delta(epsilon, mu), target.epsilon, samples)
+    delta = discrete_delta(lambda epsilon: exact_delta(epsilon, mu), target.epsilon, samples, sigma)
     assert delta <= target.delta, f"δ is {float(delta):.3e}, promised {target.delta:.3e}"
 
 
-def discrete_delta(delta_of: Callable[[float], float], epsilon: float, samples: int) -> float:
+def discrete_delta(
+    delta_of: Callable[[float], float], epsilon: float, samples: int, sigma: float = SIGMA
+) -> float:
     """δ at ε with discrete noise, if `delta_of` is that with continuous noise: two ways.
 
     By Pinsker, what pays for it is (1 + e^ε)·√(m/1152)/σ².  And no probability differs by more
     than e^±η from that of rounded noise, η = m·14.02²/(24·σ²).
     """
-    pinsker = sqrt(samples / 1152) / SIGMA**2
-    eta = samples * 14.02**2 / (24 * SIGMA**2)
+    pinsker = sqrt(samples / 1152) / sigma**2
+    eta = samples * 14.02**2 / (24 * sigma**2)
     by_distance = delta_of(epsilon) + (1 + exp(epsilon)) * pinsker
     return min(by_distance, exp(eta) * delta_of(max(epsilon - 2 * eta, 0.0)))
 
@@ -155,7 +160,7 @@ def check_promises(mechanism: Mechanism, participants: Sequence[Participant]) ->
     replacement: the same attack, and that of opposite records among like ones; neither may go
     beyond the promise.  At most two rounds for these.
     """
-    batch = mechanism.minibatch
+    batch, sigma = mechanism.minibatch, SIGMA * mechanism.fineness
     for silo in participants:
         for phase, grid in zip(mechanism.phases, mechanism.grids, strict=True):
             records = floor(phase.share * silo.records + 1e-9)
@@ -165,8 +170,8 @@ def check_promises(mechanism: Mechanism, participants: Sequence[Participant]) ->
             adds = mechanism.clip * silo.weight / (size * grid)
             rounding = sqrt(mechanism.dimension)
             epsilon, rounds = silo.target.epsilon, phase.rounds
-            delta_of = _continuous(batch, adds / SIGMA, rounding / SIGMA, rounds)
-            delta = discrete_delta(delta_of, epsilon, mechanism.dimension * rounds)
+            delta_of = _continuous(batch, adds / sigma, rounding / sigma, rounds)
+            delta = discrete_delta(delta_of, epsilon, mechanism.dimension * rounds, sigma)
             assert delta <= silo.target.delta, (
                 f"δ is {float(delta):.3e}, promised {silo.target.delta:.3e}"
             )

@@ -4,18 +4,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from silomix.consortium import Consortium
-from silomix.demo.processes import Process, Processes, Role
-from silomix_client.approve import approve, review
-from silomix_client.config import load as load_silo
-from silomix_client.entries import Spending
-from silomix_client.ledger import Ledger
-from silomix_server import results
+from silomix_client.approval.approve import approve, review
+from silomix_client.config.silo_config import load as load_silo
+from silomix_client.ledger.entries import Spending
+from silomix_client.ledger.ledger import Ledger
+from silomix_lab.consortium.create import Consortium
+from silomix_lab.consortium.processes import Process, Processes, Role
+from silomix_server.study import results
 
 LIMIT_S = 120.0
 
@@ -108,12 +108,13 @@ def spending(made: Consortium) -> list[Spending]:
 
 
 def silomix(
-    *arguments: str, cwd: Path, limit_s: float = 120.0
+    *arguments: str, cwd: Path, limit_s: float = 120.0, env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """The command line as a user runs it."""
     return subprocess.run(
         [sys.executable, "-m", "silomix", *arguments],
         cwd=cwd,
+        env=env,
         capture_output=True,
         text=True,
         timeout=limit_s,

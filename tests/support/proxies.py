@@ -14,11 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from silomix_protocol.certificates import Authority
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from silomix_protocol.certificates.certificates import Authority, key_pem
 
 _CHUNK = 64 * 1024
 _LONGEST_HEAD = 16 * 1024
@@ -151,18 +152,24 @@ def _inspect(running: Proxy, client: socket.socket, server: socket.socket, host:
 
 def _load(context: ssl.SSLContext, authority: Authority, original: bytes) -> None:
     """A certificate with the names of the original, signed by the proxy's authority."""
-    names = (
-        x509.load_der_x509_certificate(original)
-        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        .value
+    shown, key = x509.load_der_x509_certificate(original), ec.generate_private_key(ec.SECP256R1())
+    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(shown.subject)
+        .issuer_name(authority.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(shown.not_valid_before_utc)
+        .not_valid_after(shown.not_valid_after_utc)
+        .add_extension(names, critical=False)
+        .sign(authority._key, hashes.SHA256())
     )
-    hosts = [str(each.value) for each in names]
-    made = authority.issue(hosts[0], tuple(hosts[1:]), datetime.now(UTC), serves=True)
     with tempfile.TemporaryDirectory() as folder:
-        certificate, key = Path(folder) / "crt", Path(folder) / "key"
-        certificate.write_bytes(made.certificate)
-        key.write_bytes(made.key)
-        context.load_cert_chain(certificate, key)
+        certificate, key_file = Path(folder) / "crt", Path(folder) / "key"
+        certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        key_file.write_bytes(key_pem(key))
+        context.load_cert_chain(certificate, key_file)
 
 
 def _pump(running: Proxy, client: socket.socket, server: socket.socket) -> None:

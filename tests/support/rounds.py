@@ -10,12 +10,13 @@ from hashlib import sha256
 from itertools import count
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from silomix_core.study import Study
+from silomix_core.study.reader import parse_study
+from silomix_core.study.study import Study
 from silomix_proto import channel_pb2, mix_pb2, round_pb2
-from silomix_protocol import onion, roundkeys, statements
-from silomix_protocol.descriptor import AttemptKeys, Descriptor, RoundDigest, issue
 from silomix_protocol.keys import SealKey, SigningKey, node_public_bytes
-from silomix_protocol.tokens import TOKEN_BYTES, Issuer, blind, issuer
+from silomix_protocol.rounds import onion, round_keys, statements
+from silomix_protocol.rounds.descriptor import AttemptKeys, Descriptor, RoundDigest, issue
+from silomix_protocol.rounds.tokens import TOKEN_BYTES, Issuer, blind, issuer
 
 from support.studies import Tree, study_bytes, study_tree
 
@@ -51,11 +52,14 @@ def make_parties(
     gate: bool = True,
     tokens: bool = True,
     name: str = "small",
+    participants: int | None = None,
 ) -> Parties:
     """Parties silo-0, silo-1, …, mix-1, mix-2, … and server; another `name` has other keys."""
     tree = study_tree(silos)
     tree["name"] = name
     tree["algorithm"]["rounds"] = rounds
+    if participants is not None:
+        tree["algorithm"]["participants"] = participants
     tree["batch"] |= {"minimum": minimum, "deadline_s": deadline_s, "gate": gate, "tokens": tokens}
     tree["mixes"] = [
         {"name": f"mix-{index + 1}", "address": f"127.0.0.1:{7001 + index}"}
@@ -65,7 +69,22 @@ def make_parties(
     for party in [*tree["silos"], *tree["mixes"], tree["server"]]:
         keys[party["name"]] = _enrol(party, name)
     content = study_bytes(tree)
-    return Parties(Study.parse(content), content, keys)
+    return Parties(parse_study(content), content, keys)
+
+
+def parties_asking(asked: int, *, silos: int, mixes: int = 2, minimum: int = 3) -> Parties:
+    """Parties whose first round asks the first so many silos: of the first name that has it so."""
+    for number in count():
+        parties = make_parties(
+            silos=silos,
+            mixes=mixes,
+            minimum=minimum,
+            name=f"asking-{number}",
+            participants=asked,
+        )
+        if parties.study.asked(1) == parties.roster[:asked]:
+            break
+    return parties
 
 
 def _enrol(party: Tree, study_name: str) -> SigningKey:
@@ -166,23 +185,20 @@ def make_round(
     number: int = 1,
     attempt: int = 1,
     *,
-    silos: tuple[str, ...] | None = None,
     query: bytes = b"query",
     make_key: Callable[[], SealKey] = SealKey.generate,
 ) -> Round:
-    """An attempt with fresh keys that asks all silos unless some are named."""
+    """An attempt with fresh keys."""
     gate, tokens = study.batching.gate, study.batching.tokens
     mixes = tuple(MixSecrets(make_key(), make_key() if gate else None) for _ in study.mixes)
     server = make_key()
     token_issuer = issuer(TOKEN_SEED, study.identity) if tokens else None
     keys = AttemptKeys(
         server=sha256(server.public).digest(),
-        mixes=tuple(roundkeys.fingerprint(mix.public) for mix in mixes),
+        mixes=tuple(round_keys.fingerprint(mix.public) for mix in mixes),
         token=token_issuer.public_key(number) if token_issuer else b"",
     )
-    everyone = tuple(silo.name for silo in study.silos)
-    asked = everyone if silos is None else silos
-    descriptor = issue(study, number, attempt, asked, query, keys, server_sign_key)
+    descriptor = issue(study, number, attempt, query, keys, server_sign_key)
     return Round(study, descriptor, server, mixes, token_issuer)
 
 
@@ -202,7 +218,7 @@ def key_lists(parties: Parties, rounds: Sequence[Round]) -> list[round_pb2.KeyLi
     """What every mix states about its keys for these rounds, which follow one another."""
     first = rounds[0].descriptor
     return [
-        roundkeys.sign_list(
+        round_keys.sign_list(
             parties.study,
             first.attempt,
             first.round,

@@ -3,7 +3,7 @@
 import csv
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256, shake_256
@@ -13,36 +13,41 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from silomix.consortium import Consortium
-from silomix_client.answer import StudyDesk
-from silomix_client.approve import approve, review
-from silomix_client.asked import AskedRound, asked_round
-from silomix_client.config import MAIN, Policy, SiloConfig, load
-from silomix_client.entries import Approval
-from silomix_client.keystream import fresh_keystream
-from silomix_client.ledger import Ledger
-from silomix_client.reports import StoredReport
-from silomix_client.snapshot import thaw
-from silomix_client.wallet import HeldToken
+from silomix_client.approval.approve import approve, review
+from silomix_client.config.silo_config import MAIN, Policy, SiloConfig, load
+from silomix_client.data.snapshot import thaw
+from silomix_client.ledger.entries import Approval
+from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.reports import StoredReport
+from silomix_client.ledger.token_store import HeldToken
+from silomix_client.rounds.answer import StudyDesk
+from silomix_client.rounds.round_request import RoundRequest, read_round_request
 from silomix_core.accounting.budget import Accountant, Budget
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.noise import RandomBytes
-from silomix_core.report import decode_report
-from silomix_core.study import Study
+from silomix_core.discrete_gaussian import RandomBytes, Streams
+from silomix_core.mechanism.report_format import decode_report
+from silomix_core.study.reader import parse_study
+from silomix_core.study.study import Study
+from silomix_lab.consortium.create import Consortium
 from silomix_proto import channel_pb2, round_pb2
-from silomix_protocol.descriptor import RoundDigest
 from silomix_protocol.keys import SEAL_KEY_BYTES, SealKey, SigningKey
-from silomix_protocol.onion import open_layer
-from silomix_protocol.roundkeys import KeyBook, sign_list
-from silomix_protocol.statements import sign_abandonment, sign_commitment
-from silomix_protocol.tokens import TOKEN_BYTES, Issuer, blind, issuer
+from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest
+from silomix_protocol.rounds.onion import open_layer
+from silomix_protocol.rounds.round_keys import KeyBook, sign_list
+from silomix_protocol.rounds.statements import (
+    sign_abandonment,
+    sign_closing,
+    sign_commitment,
+    sign_voided,
+)
+from silomix_protocol.rounds.tokens import TOKEN_BYTES, Issuer, blind, issuer
 
 from support.rounds import TOKEN_SEED, Round, make_round
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 
-def no_noise() -> RandomBytes:
+def no_noise(_label: bytes = b"") -> RandomBytes:
     """A stream of medians, whose discrete Gaussian samples are all zero."""
     return lambda count: (bytes(7) + b"\x80") * (count // 8)
 
@@ -74,7 +79,7 @@ def altered(made: Consortium, *changes: tuple[str, str]) -> Consortium:
         assert old in text, old
         text = text.replace(old, new)
     path.write_text(text, encoding="utf-8")
-    return replace(made, study=Study.parse(text.encode()))
+    return replace(made, study=parse_study(text.encode()))
 
 
 def study_file(made: Consortium) -> bytes:
@@ -106,7 +111,7 @@ def open_desk(
     config: SiloConfig,
     study: Study,
     ledger: Ledger,
-    keystream: Callable[[], RandomBytes] = fresh_keystream,
+    keystream: Streams | None = None,
     *,
     tokens: bool = True,
 ) -> StudyDesk:
@@ -149,7 +154,7 @@ def consortium_of(config: SiloConfig) -> Consortium:
 
 def consortium_of_folder(folder: Path) -> Consortium:
     """The consortium in a folder, as `consortium.create` lays it out."""
-    study = Study.parse((folder / "study.toml").read_bytes())
+    study = parse_study((folder / "study.toml").read_bytes())
     return Consortium(
         folder=folder,
         study=study,
@@ -181,7 +186,7 @@ def token_issuer(study: Study) -> Issuer:
 def give_tokens(ledger: Ledger, study: Study, rounds: Iterable[int] | None = None) -> None:
     """Tokens into the silo's wallet: for all rounds to come, unless some are named."""
     to_come = range(ledger.last_round(study.identity) + 1, study.rounds + 1)
-    missing = set(to_come if rounds is None else rounds) - ledger.wallet.rounds(study.identity)
+    missing = set(to_come if rounds is None else rounds) - ledger.token_store.rounds(study.identity)
     if missing:
         issuing = token_issuer(study)
         held = {}
@@ -189,15 +194,14 @@ def give_tokens(ledger: Ledger, study: Study, rounds: Iterable[int] | None = Non
             token, key = blind(), issuing.public_key(number)
             evaluated = issuing.evaluate(number, token.blinded)
             held[number] = HeldToken(key, token.finish(evaluated, key))
-        ledger.wallet.keep(study.identity, held)
+        ledger.token_store.keep(study.identity, held)
 
 
 def query_at(
     point: NDArray[np.float64] | list[float],
     control: NDArray[np.float64] | list[float] | None = None,
-    void: Iterable[int] = (),
 ) -> bytes:
-    message = round_pb2.Query(point=np.asarray(point, dtype="<f8").tobytes(), void=void)
+    message = round_pb2.Query(point=np.asarray(point, dtype="<f8").tobytes())
     if control is not None:
         message.control = np.asarray(control, dtype="<f8").tobytes()
     return bytes(message.SerializeToString(deterministic=True))
@@ -209,11 +213,12 @@ def round_of(
     attempt: int = 1,
     *,
     query: bytes | None = None,
-    silos: tuple[str, ...] | None = None,
+    variant: bytes = b"",
 ) -> Round:
-    """An attempt of a round with the secrets of server and mixes: the same keys at every call."""
+    """An attempt of a round with the secrets of server and mixes: the same keys at every call,
+    others for another `variant`."""
     study, places = made.study, count()
-    name = study.identity + bytes([attempt]) + number.to_bytes(4, "big")
+    name = study.identity + bytes([attempt]) + number.to_bytes(4, "big") + variant
 
     def make_key() -> SealKey:
         stream = shake_256(name + bytes([next(places)]))
@@ -224,7 +229,6 @@ def round_of(
         server_key(made),
         number,
         attempt,
-        silos=silos,
         query=query_at(np.zeros(study.task.dimension)) if query is None else query,
         make_key=make_key,
     )
@@ -237,20 +241,23 @@ def asked(
     *,
     attempt: int = 1,
     abandoned: Iterable[round_pb2.Abandonment] = (),
-    silos: tuple[str, ...] | None = None,
-    void: Iterable[int] = (),
-) -> AskedRound:
-    """What an honest server asks in a round: descriptor, query and keys, as the desk gets them."""
+    variant: bytes = b"",
+) -> RoundRequest:
+    """What an honest server asks in a round: descriptor, query and keys, as the desk gets them.
+
+    No two rounds ask about the same point, unless one is given.
+    """
     origin = np.zeros(made.study.task.dimension)
+    origin[0] = (round_number - 1) * 2.0**-40
     mechanism = made.study.mechanism()
     has_control = (
         round_number <= mechanism.rounds
         and mechanism.phases[mechanism.phase_of(round_number)].control
     )
-    control = origin if has_control else None
-    query = query_at(origin if point is None else point, control, void)
-    attempted = round_of(made, round_number, attempt, query=query, silos=silos)
-    return AskedRound(
+    control = np.zeros_like(origin) if has_control else None
+    query = query_at(origin if point is None else point, control)
+    attempted = round_of(made, round_number, attempt, query=query, variant=variant)
+    return RoundRequest(
         descriptor=attempted.descriptor,
         query=query,
         server_key=attempted.server.public,
@@ -276,6 +283,25 @@ def committed_list(
     keys = [mix_key(made, hop) for hop in range(len(made.study.mixes))]
     signatures = [sign_commitment(digest, list_hash, key) for key in keys]
     return channel_pb2.RoundCommitted(digest=digest, list=listed, signatures=signatures)
+
+
+def endings(made: Consortium, digest: RoundDigest) -> list[round_pb2.Ending]:
+    """What every mix states about a batch that it made void."""
+    hops = range(len(made.study.mixes))
+    return [sign_voided(digest, "told to", b"", mix_key(made, hop)) for hop in hops]
+
+
+def closed_round(
+    made: Consortium,
+    descriptor: Descriptor,
+    *,
+    void: bool = False,
+    ended: Iterable[round_pb2.Ending] | None = None,
+) -> channel_pb2.RoundClosed:
+    """The server's word about a round; if void, with every mix's unless `ended` says otherwise."""
+    if ended is None:
+        ended = endings(made, descriptor.digest) if void else ()
+    return sign_closing(descriptor.digest, ended, server_key(made), void=void)
 
 
 def hostile(
@@ -364,7 +390,9 @@ def respond(
     """What the round channel does with a message of the server, after its stretch was announced."""
     book = KeyBook(made.study)
     book.add(key_lists_of(made, 1, made.study.rounds))
-    return desk.answer(asked_round(round_opened(made, signed, query), query, made.study, book))
+    return desk.answer(
+        read_round_request(round_opened(made, signed, query), query, made.study, book)
+    )
 
 
 def opened(made: Consortium, report: StoredReport) -> NDArray[np.int64]:

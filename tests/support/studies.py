@@ -4,7 +4,8 @@ from base64 import b64encode
 from typing import Any
 
 import tomli_w
-from silomix_core.study import Study
+from silomix_core.study.reader import parse_study
+from silomix_core.study.study import Study
 
 Tree = dict[str, Any]
 
@@ -56,7 +57,7 @@ def study_bytes(tree: Tree) -> bytes:
 
 
 def parse(tree: Tree) -> Study:
-    return Study.parse(study_bytes(tree))
+    return parse_study(study_bytes(tree))
 
 
 def at(tree: Tree, path: tuple[str | int, ...]) -> Any:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-from silomix_client.config import load
-from silomix_client.data.people import read
-from silomix_client.ledger import Ledger
-from silomix_client.snapshot import thaw
+from silomix_client.config.silo_config import load
+from silomix_client.data.records import read
+from silomix_client.data.snapshot import thaw
+from silomix_client.ledger.ledger import Ledger
 from support.consortia import make_consortium
 from support.hospitals import (
     AT,

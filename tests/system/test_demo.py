@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from silomix.demo.run import MARKER
+from silomix_lab.demo.run_demo import MARKER
 from support.processes import silomix, start, wait_until
 
 
@@ -107,7 +107,12 @@ def test_bad_input_leaves_an_earlier_demo_alone(tmp_path: Path) -> None:
     earlier.mkdir()
     (earlier / MARKER).touch()
     (earlier / "summary.json").write_text("{}")
-    for arguments in ("--data nowhere.csv --label y", "--epsilon 0", "--json nowhere/out.json"):
+    for arguments in (
+        "--data nowhere.csv --label y",
+        "--epsilon 0",
+        "--epsilon 80",
+        "--json nowhere/out.json",
+    ):
         assert silomix("demo", "--plain", *arguments.split(), cwd=tmp_path).returncode == 1
         assert (earlier / "summary.json").read_text() == "{}"
 
@@ -119,6 +124,8 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         "--sampling poisson --ratio 0.5 --algorithm shuffled-mb-sgd": "draws its own batches",
         "--data nonsense": "breast-cancer",
         "--epsilon 0": "epsilon",
+        "--epsilon 80": "use an epsilon of at most",
+        "--algorithm one-pass-mb-sgd --rounds 1000000": "use fewer rounds",
         "--delta 2": "delta",
         "--algorithm magic": "noisy-mb-sgd",
         "--minimum-batch 9 --silos 5": "there are only 5 silos",

@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from cryptography import x509
-from silomix.consortium import Consortium
-from silomix_protocol.certificates import Life
-from silomix_protocol.enrolment import Enrolment, renew
+from silomix_lab.consortium.create import Consortium
+from silomix_protocol.certificates.certificates import Life
+from silomix_protocol.enrolment.enrolment import Enrolment, renew
 from silomix_protocol.keys import SigningKey
 from support.authorities import authority_process, office, shown_certificate
 from support.children import child
@@ -70,7 +70,9 @@ def test_a_study_goes_on_while_certificates_are_renewed_and_a_silo_is_revoked(
             "authority", "revoke", str(made.authority), "silo-3", "--yes", cwd=tmp_path
         )
         assert revoked.returncode == 0, revoked.stderr
-        wait_until(lambda: progress(made)[-1]["asked"] == 2, f"silo-3 is out {system.all_logs()}")
+        wait_until(
+            lambda: progress(made)[-1]["accepted"] == 2, f"silo-3 is out {system.all_logs()}"
+        )
         there = len(progress(made))
         system.wait_for_round(there + 60)  # leases for which nobody waits for it
         lines = progress(made)[there:]

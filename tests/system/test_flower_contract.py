@@ -3,30 +3,40 @@
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx
 import pytest
-from silomix.consortium import Consortium
-from silomix_client.fleet import (
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.control_pb2 import RegisterNodeRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from silomix_client.network.fleet import (
     FleetMessage,
     FleetNode,
     FleetRefused,
     FleetUnreachable,
     join_fleet,
 )
+from silomix_lab.consortium.create import Consortium
+from silomix_protocol.host.file_descriptors import allow_many
 from silomix_protocol.keys import generate_node_key, load_node_key
-from silomix_server import flower_run
-from silomix_server.children import end, spawn
 from silomix_server.config import load
-from silomix_server.flower_run import FlowerRuns
-from silomix_server.run import make_secrets
+from silomix_server.flower import flower_run
+from silomix_server.flower.child_processes import end, spawn
+from silomix_server.flower.flower_run import FlowerRuns
+from silomix_server.flower.superlink import _FROM_ONE, _UNEARNED_S
+from silomix_server.process import make_secrets
 from support.consortia import make_consortium
 from support.processes import approve_all, progress, running, server_logs, spending, wait_until
 
@@ -36,7 +46,7 @@ def superlink(made: Consortium) -> Iterator[FlowerRuns]:
     """A real SuperLink of this consortium, with its silos registered, and its Control API."""
     state = made.server.parent / "state"
     make_secrets(load(made.server))
-    command = [sys.executable, "-m", "silomix_server.superlink", str(made.server)]
+    command = [sys.executable, "-m", "silomix_server.flower.superlink", str(made.server)]
     child = spawn(command, state / "superlink.log", {"FLWR_HOME": str(state / "flwr")})
     try:
         runs = control(made)
@@ -113,7 +123,7 @@ def test_silos_reach_the_fleet_api_and_nothing_else_of_flower(tmp_path: Path) ->
         "/docs",
         "/openapi.json",
     ]
-    headers = {"content-type": "application/x-protobuf"}
+    headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
     trusted = ssl.create_default_context(cadata=_authority(made).decode())
     with superlink(made), httpx.Client(verify=trusted) as client:
         for path in paths:
@@ -122,9 +132,160 @@ def test_silos_reach_the_fleet_api_and_nothing_else_of_flower(tmp_path: Path) ->
         for path in paths[:2]:  # they exist on the loopback door, for who shows the secret
             answer = client.post(f"https://{loopback}{path}", headers=headers, content=b"")
             assert answer.status_code == 403
+        reached = Counter[str]()
+        for method, path in _flower_calls():  # as any user of the server's machine
+            answer = client.request(method, f"https://{loopback}{path}", headers=headers)
+            _, _, api, _ = path.split("/")
+            assert answer.status_code == (403 if api == "control" else 401), path
+            reached[api] += 1
+        assert min(reached[api] for api in ("control", "fleet", "runtime")) > 10
+        for path in ("/health", "/docs", "/openapi.json"):
+            assert client.get(f"https://{loopback}{path}").status_code == 200, path
         body = bytes(2**20 + 1)
         too_large = client.post(f"https://{fleet}/v1/fleet/pull-messages", content=body)
         assert too_large.status_code == 413
+
+
+def held(address: str, trusted: ssl.SSLContext | None) -> socket.socket:
+    """A stranger's connection: silent, or with TLS and a request that never ends."""
+    host, _, port = address.rpartition(":")
+    stream = socket.create_connection((host, int(port)), timeout=10.0)
+    if trusted is not None:
+        with suppress(OSError):  # it may have made room for another already
+            stream = trusted.wrap_socket(stream, server_hostname=host)
+            stream.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nContent-Length: 9\r\n\r\nx")
+    return stream
+
+
+def test_a_thousand_connections_of_a_stranger_stop_no_silo(tmp_path: Path) -> None:
+    """From the silos' own address, as many as a process usually has descriptors."""
+    allow_many()
+    made = make_consortium(tmp_path / "c")
+    address, authority = made.study.server.fleet_address, _authority(made)
+    trusted = ssl.create_default_context(cadata=authority.decode())
+    keys = [load_node_key(silo.parent / "node.key") for silo in made.silos]
+    log = made.server.parent / "state" / "superlink.log"
+    with superlink(made), ExitStack() as stack:
+        node = stack.enter_context(join_fleet(address, authority, keys[0], tmp_path / "1"))
+        before = log.stat().st_size
+        for number in range(1100):
+            stranger = held(address, trusted if number % 4 == 0 else None)
+            stack.callback(stranger.close)
+            if number % 100 == 0:
+                node.heartbeat()
+        began = time.monotonic()
+        assert node.receive() is None
+        newcomer = stack.enter_context(join_fleet(address, authority, keys[1], tmp_path / "2"))
+        assert newcomer.receive() is None
+        assert time.monotonic() - began < 20.0
+        assert log.stat().st_size - before < 10_000
+
+
+class Drip(threading.Thread):
+    """A request whose body comes byte by byte, well before any single read would time out."""
+
+    def __init__(self, address: str, trusted: ssl.SSLContext, source: str) -> None:
+        super().__init__(daemon=True)
+        self._way, self._trusted, self.lasted_s = (address, source), trusted, 0.0
+
+    def run(self) -> None:
+        stream = dialled(*self._way, self._trusted)
+        began = time.monotonic()
+        with stream, suppress(OSError):
+            stream.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nContent-Length: 999\r\n\r\n")
+            stream.settimeout(0.2)
+            while time.monotonic() - began < 3 * _UNEARNED_S:
+                stream.sendall(b"x")
+                with suppress(TimeoutError):
+                    if not stream.recv(1):
+                        break
+        self.lasted_s = time.monotonic() - began
+
+
+def dialled(address: str, source: str, trusted: ssl.SSLContext) -> ssl.SSLSocket:
+    """A connection from another address of this machine."""
+    host, _, port = address.rpartition(":")
+    plain = socket.create_connection((host, int(port)), 20.0, (source, 0))
+    return trusted.wrap_socket(plain, server_hostname=host)
+
+
+def earned(streams: list[ssl.SSLSocket], request: bytes) -> int:
+    """How many of these connections have a successful answer to this request."""
+    for stream in streams:
+        stream.sendall(request)
+    count = 0
+    for stream in streams:
+        with HTTPResponse(stream) as answer:
+            answer.begin()
+            answer.read()
+            count += answer.status == 200
+    return count
+
+
+def heartbeat_of(node: FleetNode, address: str) -> bytes:
+    """The bytes of a signed request that Flower answers, good for as many as are sent soon."""
+    requests: list[httpx.Request] = []
+    node._client._client.event_hooks["request"].append(requests.append)
+    node.heartbeat()
+    node._client._client.event_hooks["request"].clear()
+    (request,) = requests
+    lines = [f"POST {request.url.path} HTTP/1.1", f"Host: {address}"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items() if name != "host"]
+    return "\r\n".join([*lines, "", ""]).encode() + request.content
+
+
+def test_one_address_gets_so_many_connections_and_others_go_on_with_their_leases(
+    tmp_path: Path,
+) -> None:
+    """Somebody with a key of its own, which Flower answers; beside it a request that drips."""
+    allow_many()
+    made = make_consortium(tmp_path / "c", rounds=3, lease_rounds=1)
+    approve_all(made)
+    address, authority = made.study.server.fleet_address, _authority(made)
+    trusted = ssl.create_default_context(cadata=authority.decode())
+    state, guest = made.server.parent / "state", generate_node_key()
+    app = [sys.executable, "-m", "silomix_server.flower.serverapp", str(made.server)]
+    with superlink(made) as runs, running(made, server=False) as system, ExitStack() as stack:
+        drip = Drip(address, trusted, "127.0.0.3")
+        drip.start()
+        register_too(runs, guest)
+        node = stack.enter_context(join_fleet(address, authority, guest, tmp_path / "guest"))
+        stack.callback(end, spawn(app, state / "serverapp.log", {"FLWR_HOME": str(state / "flwr")}))
+        for silo in system.silos:
+            wait_until(lambda silo=silo: "silo_ready" in silo.log.read_text(), silo.name)
+        crowd = [dialled(address, "127.0.0.2", trusted) for _ in range(_FROM_ONE)]
+        for stream in crowd:
+            stack.enter_context(stream)
+        assert earned(crowd, heartbeat_of(node, address)) == _FROM_ONE
+        with (
+            pytest.raises(OSError, match=r"reset|EOF|Broken pipe"),
+            dialled(address, "127.0.0.2", trusted),
+        ):
+            raise AssertionError("one more than the limit was let in")
+        run_id = runs.start(state / "app", made.server)
+        for silo in system.silos:
+            wait_until(lambda silo=silo: "lease_started" in silo.log.read_text(), silo.name)
+        assert earned(crowd[-1:], heartbeat_of(node, address)) == 1  # they are still there
+        wait_until(lambda: runs.status(run_id).finished, "the run is finished")
+        assert runs.status(run_id).completed, system.all_logs()
+        drip.join(3 * _UNEARNED_S)
+    assert _UNEARNED_S - 1 < drip.lasted_s < _UNEARNED_S + 10
+    assert [entry.rounds for entry in spending(made)] == [3, 3, 3]
+    assert _serverapp_log(made).count("lease_offered") == 3
+
+
+def register_too(runs: FlowerRuns, key: ec.EllipticCurvePrivateKey) -> None:
+    """A node beside the silos."""
+    runs._client.RegisterNode(
+        RegisterNodeRequest(public_key=public_key_to_bytes(key.public_key()), name="guest")
+    )
+
+
+def _flower_calls() -> list[tuple[str, str]]:
+    """Method and path of every call that Flower's server application knows."""
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+    return [(str(method), str(path)) for method, path in PROTOBUF_REQUEST_TYPES]
 
 
 def test_an_unregistered_silo_ends_with_a_clear_message(tmp_path: Path) -> None:
@@ -274,13 +435,15 @@ def test_code_in_the_app_bundle_never_runs_at_a_silo(
     subprocess.run([sys.executable, "hostile_client.py"], cwd=bundle, check=True)
     assert marker.exists()  # the trap works
     marker.unlink()
-    hostile = flower_run._APP.replace("silomix_server.app:no_client_app", "hostile_client:app")
+    hostile = flower_run._APP.replace(
+        "silomix_server.flower.app:no_client_app", "hostile_client:app"
+    )
     assert hostile != flower_run._APP
     monkeypatch.setattr(flower_run, "_APP", hostile)
     state = made.server.parent / "state"
     with superlink(made) as runs, running(made, server=False):
         app = spawn(
-            [sys.executable, "-m", "silomix_server.serverapp", str(made.server)],
+            [sys.executable, "-m", "silomix_server.flower.serverapp", str(made.server)],
             state / "serverapp.log",
             {"FLWR_HOME": str(state / "flwr")},
         )

@@ -12,14 +12,14 @@ from urllib.parse import quote
 
 import pytest
 import tomli_w
-from silomix.consortium import Consortium
-from silomix.demo.processes import Processes, Role
-from silomix.demo.run import free_ports
-from silomix_client.links import standing
-from silomix_client.network import network_of
-from silomix_protocol.certificates import Authority
-from silomix_protocol.enrolment import Enrolment
-from silomix_protocol.renewal import Keeper
+from silomix_client.network.connection_status import standing
+from silomix_client.network.outbound import network_of
+from silomix_lab.consortium.create import Consortium
+from silomix_lab.consortium.processes import Processes, Role
+from silomix_lab.demo.run_demo import free_ports
+from silomix_protocol.certificates.certificates import Authority
+from silomix_protocol.enrolment.enrolment import Enrolment
+from silomix_protocol.enrolment.renewal import Keeper
 from support.authorities import authority_process
 from support.consortia import make_consortium
 from support.parties import beside

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import tomli_w
-from silomix_server.results import MODEL
+from silomix_server.study.results import MODEL
 from support.consortia import make_consortium
 from support.people import CLINIC, QUERY, SOURCES, Clinic, visits
 from support.postgres import PASSWORD, postgres

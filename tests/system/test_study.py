@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from silomix.consortium import Consortium
+from silomix_core.algorithms.base import Aggregate
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.algorithms.seam import Aggregate
-from silomix_core.federation import run_study
-from silomix_core.losses import LossName
-from silomix_core.noise import SIGMA_UNITS
-from silomix_core.reporting import Question
-from silomix_core.task import Feature, Scaling, Task
-from silomix_server.journal import ClosedRound, Journal
+from silomix_core.discrete_gaussian import SIGMA_UNITS
+from silomix_core.reports.reporter import Question
+from silomix_core.simulation.one_process import run_study
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
+from silomix_lab.consortium.create import Consortium
+from silomix_server.study.journal import ClosedRound, Journal
 from support.consortia import make_consortium
 from support.processes import (
     approve_all,
@@ -40,7 +40,7 @@ def test_a_killed_silo_is_done_without_while_the_minimum_holds(tmp_path: Path) -
     assert len(lines) == 300
     assert lines[-1]["accepted"] == 2
     assert sum(line["seconds"] > 1 for line in lines) <= 1  # waited for at most once
-    assert not any(line["void"] for line in lines)
+    assert sum(line["void"] for line in lines) <= 1  # it may have died before it confirmed
     answered = [entry.rounds for entry in spending(made)]
     assert answered[0] == answered[2] == 300
     assert answered[1] < 300
@@ -189,7 +189,7 @@ def test_control_variates_stay_at_the_silos_and_their_changes_add_up_to_the_last
 def run_to_the_end(made: Consortium) -> list[ClosedRound]:
     """The rounds of a study, whose model is the one that their sums give in one process."""
     for config in made.silos:
-        policy = 'epsilon = 6.0\ndelta = 1e-5\naccountant = "renyi"\n'
+        policy = 'epsilon = 6.0\ndelta = 1e-5\nminimum_batch = 1\naccountant = "renyi"\n'
         (config.parent / "policy.toml").write_text(policy, encoding="utf-8")
     approve_all(made)
     with running(made) as system:

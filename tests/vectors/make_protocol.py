@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
-from silomix_core.report import encode_report
+from silomix_core.mechanism.report_format import encode_report
 from silomix_proto import mix_pb2, round_pb2
-from silomix_protocol import batches, onion, roundkeys, statements
-from silomix_protocol.complaints import sign_complaint
 from silomix_protocol.keys import SealKey, SigningKey, framed, number
-from silomix_protocol.tokens import issuer
+from silomix_protocol.rounds import batches, heights, onion, ristretto, round_keys, statements
+from silomix_protocol.rounds.complaints import sign_complaint
+from silomix_protocol.rounds.tokens import issuer
 from support.rounds import (
     TOKEN_SEED,
     Parties,
@@ -29,12 +29,15 @@ from support.rounds import (
     make_parties,
     make_round,
 )
-from voprf import ristretto
 
 VECTORS = Path(__file__).with_name("protocol.json")
 PLACE = 2  # the silo that confirms and complains
+NAME = "small-4"  # of a study whose third round asks these places
+ASKED = (0, 2, 3)
 NONCE = bytes(range(32))
 VALUES = [0, 1, -1, 300]
+RESTORED = 1_794_830_400_000, 12  # when in milliseconds, and entries since the first
+MARK = sha256(b"a head").digest()
 BLINDED = "863f330cc1a1259ed5a5998a23acfd37fb4351a793a5b3c090b642ddc439b945"  # RFC 9497, A.1.2
 QUERY = round_pb2.Query(point=np.array([0.5, -1.0, 0.0, 2.0], "<f8").tobytes())
 
@@ -44,13 +47,12 @@ def main() -> None:
 
 
 def vectors() -> dict[str, Any]:
-    parties = make_parties()
+    parties = make_parties(name=NAME, participants=len(ASKED))
     round_ = make_round(
         parties.study,
         parties.keys["server"],
         number=3,
         attempt=2,
-        silos=("silo-0", "silo-2", "silo-3"),
         query=QUERY.SerializeToString(),
         make_key=fixed_keys("vectors"),
     )
@@ -77,6 +79,7 @@ def vectors() -> dict[str, Any]:
         "signatures": _signatures(parties, round_),
         "committed": _committed(parties, round_),
         "complaint_copy": _complaint_copy(parties, round_),
+        "void": _void(parties, round_),
         "batch": _batch(parties, round_),
         "tokens": _tokens(round_),
         "report": _report(round_),
@@ -127,7 +130,7 @@ def _round_keys(round_: Round) -> dict[str, Any]:
         return {
             "note": note,
             "message": keys.SerializeToString().hex(),
-            "fingerprint": roundkeys.fingerprint(keys).hex(),
+            "fingerprint": round_keys.fingerprint(keys).hex(),
         }
 
     first, second = round_.mix_keys
@@ -157,23 +160,22 @@ def _descriptor(round_: Round) -> dict[str, Any]:
 
 
 def _bitmaps() -> list[dict[str, Any]]:
-    cases = [(4, [0, 2, 3]), (8, list(range(8))), (9, [8]), (9, [0, 1, 8]), (17, [0, 7, 8, 16])]
-    return [
-        {
-            "note": "bit i % 8 of byte i / 8 is silo i of the roster",
-            "roster": silos,
-            "asked": asked,
-            "bits": _bits_of(silos, asked).hex(),
-        }
-        for silos, asked in cases
-    ]
+    cases = [(4, 4, 1), (4, 3, 1), (4, 3, 5), (8, 8, 2), (9, 1, 1), (9, 5, 4), (17, 6, 3)]
+    return [_bitmap(*case) for case in cases]
 
 
-def _bits_of(silos: int, asked: list[int]) -> bytes:
-    parties = make_parties(silos=silos, minimum=1)
-    names = tuple(f"silo-{place}" for place in asked)
-    round_ = make_round(parties.study, parties.keys["server"], silos=names)
-    return round_pb2.RoundDescriptor.FromString(round_.descriptor.encoded).silos
+def _bitmap(silos: int, participants: int, number: int) -> dict[str, Any]:
+    parties = make_parties(silos=silos, minimum=1, participants=participants)
+    descriptor = make_round(parties.study, parties.keys["server"], number).descriptor
+    return {
+        "note": "whom a round of the study asks; bit i % 8 of byte i / 8 is silo i of the roster",
+        "study": parties.study.identity.hex(),
+        "roster": silos,
+        "participants": participants,
+        "round": number,
+        "asked": [parties.roster.index(name) for name in descriptor.silos],
+        "bits": round_pb2.RoundDescriptor.FromString(descriptor.encoded).silos.hex(),
+    }
 
 
 # Signatures --------------------------------------------------------------------------------------
@@ -209,14 +211,18 @@ def _signatures(parties: Parties, round_: Round) -> list[dict[str, Any]]:
     chain = _chain(parties, round_)
     last = chain[-1]
     listed, silo = sha256(last.output).digest(), f"silo-{PLACE}"
-    key_list = roundkeys.sign_list(parties.study, 2, 3, round_.mix_keys[:1], keys["mix-1"])
+    key_list = round_keys.sign_list(parties.study, 2, 3, round_.mix_keys[:1], keys["mix-1"])
+    height = heights.sign_height(silo, RESTORED, MARK, keys[silo]).to_wire()
     submitted = mix_pb2.SubmitHeader(
-        digest=digest, bytes=8, signature=keys[silo].sign("report", digest, report)
+        digest=digest, bytes=8, signature=keys[silo].sign("report", digest, report), height=height
     )
     receipt = statements.sign_receipt(digest, PLACE, report, keys["mix-1"])
     committed = committed_list(parties, digest, last.output)
     commitments = [mix_pb2.Commitment(signature=each) for each in committed.signatures]
     abandoned = statements.sign_abandonment(digest, "mix-2 ist müde", keys["mix-1"])
+    voided = statements.sign_voided(
+        digest, "the list is too short", _disclosure(parties, round_), keys["mix-1"]
+    ).voided
     complaint = sign_complaint(round_.descriptor, PLACE, receipt, committed, keys[silo])
     confirmation = statements.sign_confirmation(digest, last.output, PLACE, keys[silo])
     encoded = round_.descriptor.encoded
@@ -237,6 +243,15 @@ def _signatures(parties: Parties, round_: Round) -> list[dict[str, Any]]:
         (
             "A silo submits the onion 'an onion' (8 bytes).",
             silo, "report", {"digest": digest, "sha256_onion": report}, submitted,
+        ),
+        (
+            "A silo states how far its ledger is: restored at a moment, 12 entries.",
+            silo, "ledger-height",
+            {
+                "silo": silo.encode(), "restored_ms": RESTORED[0].to_bytes(8, "big"),
+                "entries": RESTORED[1].to_bytes(8, "big"), "mark": MARK,
+            },
+            height,
         ),
         (
             "A silo asks for the tokens of two rounds, of which it wants the first.",
@@ -279,6 +294,40 @@ def _signatures(parties: Parties, round_: Round) -> list[dict[str, Any]]:
             {"digest": digest, "reason": abandoned.reason.encode()}, abandoned,
         ),
         (
+            "A mix destroyed its release key, and discloses what it did to the reports.",
+            "mix-1", "void",
+            {
+                "digest": digest, "reason": voided.reason.encode(),
+                "sha256_disclosure": voided.disclosed,
+            },
+            voided,
+        ),
+        (
+            "A mix destroyed its release key, and discloses nothing.",
+            "mix-2", "void",
+            {"digest": digest, "reason": b"restarted", "sha256_disclosure": b""},
+            statements.sign_voided(digest, "restarted", b"", keys["mix-2"]).voided,
+        ),
+        (
+            "A mix restarted behind its list: its release key may be out.",
+            "mix-2", "void",
+            {
+                "digest": digest, "reason": b"restarted", "sha256_disclosure": b"",
+                "uncertain": b"uncertain",
+            },
+            statements.sign_voided(digest, "restarted", b"", keys["mix-2"], uncertain=True).voided,
+        ),
+        (
+            "The coordinator used what came of the round.",
+            "server", "closing", {"digest": digest, "void": number(0)},
+            statements.sign_closing(digest, (), keys["server"], void=False),
+        ),
+        (
+            "The coordinator used nothing: the round is void.",
+            "server", "closing", {"digest": digest, "void": number(1)},
+            statements.sign_closing(digest, (), keys["server"], void=True),
+        ),
+        (
             "A silo misses its report in the list.",
             silo, "complaint",
             {"digest": digest, "silo": number(PLACE), "sha256_list": listed},
@@ -289,6 +338,41 @@ def _signatures(parties: Parties, round_: Round) -> list[dict[str, Any]]:
         _signed(note, signer, keys[signer], purpose, parts, message)
         for note, signer, purpose, parts, message in entries
     ]
+
+
+def _disclosure(parties: Parties, round_: Round) -> bytes:
+    """What the first mix of `_chain` discloses: three silos sent a byte each, in this order."""
+    mix, digests = round_.mixes[0], sorted(sha256(bytes([place])).digest() for place in range(3))
+    senders = [
+        round_pb2.Sender(
+            silo=place,
+            report=report,
+            signature=parties.keys[f"silo-{place}"].sign("report", round_.digest, report),
+        )
+        for place, report in zip(ASKED, digests, strict=True)
+    ]
+    told = round_pb2.Disclosure(
+        keys=mix.public, seal=mix.seal.raw, senders=senders, origins=[2, 0, 1]
+    )
+    encoded: bytes = told.SerializeToString(deterministic=True)
+    return encoded
+
+
+def _void(parties: Parties, round_: Round) -> dict[str, Any]:
+    told = _disclosure(parties, round_)
+    ending = statements.sign_voided(
+        round_.digest, "the list is too short", told, parties.mix_key(0)
+    )
+    return {
+        "note": (
+            "What the first mix says and discloses about a void round: its private seal key, who "
+            "sent what, and from which of those every report that went out came."
+        ),
+        "disclosure": told.hex(),
+        "senders": list(ASKED),
+        "origins": [2, 0, 1],
+        "message": ending.SerializeToString(deterministic=True).hex(),
+    }
 
 
 def _committed(parties: Parties, round_: Round) -> dict[str, str]:
@@ -382,12 +466,10 @@ def _batch(parties: Parties, round_: Round) -> dict[str, Any]:
 
 def _tokens(round_: Round) -> dict[str, Any]:
     study, place = round_.study.identity, round_.descriptor.round
-    evaluator = ristretto.Evaluator.from_seed(
-        TOKEN_SEED, b"silomix/v1/token-key\0" + study + number(place)
-    )
+    pair = ristretto.derive_key_pair(TOKEN_SEED, b"silomix/v1/token-key\0" + study + number(place))
     made = issuer(TOKEN_SEED, study)
     token_input = b"silomix/v1/token\0" + NONCE
-    output = evaluator.evaluate_known_input(token_input)
+    output = ristretto.evaluate(pair, token_input)
     return {
         "note": (
             "RFC 9497, VOPRF(ristretto255, SHA-512). DeriveKeyPair(seed, key_info) gives the "

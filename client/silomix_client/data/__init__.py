@@ -1,1 +1,1 @@
-"""Where a hospital's records come from: each source gives rows, `people` makes persons of them."""
+"""Where a hospital's records come from: each source gives rows, `records` makes persons of them."""

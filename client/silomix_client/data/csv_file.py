@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from silomix_core.task import Task
+from silomix_core.task.task import Task
 
-from silomix_client.data.layout import Layout
-from silomix_client.data.rows import Row
+from silomix_client.data.columns import Layout
+from silomix_client.data.source import SourceRow
 from silomix_client.errors import BadRecords
 
 
@@ -28,8 +28,8 @@ class CsvFile:
     def local_names(self, task: Task) -> Mapping[str, str]:
         return self.layout.local_names(task)
 
-    def rows(self, task: Task) -> Iterator[Row]:
-        """Numbered as a spreadsheet numbers them: the header is row 1."""
+    def rows(self, task: Task) -> Iterator[SourceRow]:
+        """Read the rows, numbered as a spreadsheet numbers them: the header is row 1."""
         try:
             with self.path.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.reader(file, strict=True)  # an open quote takes in all that follows

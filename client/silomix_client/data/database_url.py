@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from silomix_core.fields import InvalidField, Table
+from silomix_core.toml_table import InvalidField, TomlTable
 
-from silomix_client.data.extras import needed
-from silomix_client.errors import InvalidConfig
+from silomix_client.data.optional import needed
+from silomix_client.errors import InvalidSiloConfig
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
@@ -40,7 +40,7 @@ class DatabaseUrl:
         return str(self.folder / self.value) if self.key == "url_file" else f"${self.value}"
 
     def engine(self) -> "Engine":
-        """For reading only."""
+        """Make a database engine for reading only."""
         from sqlalchemy import create_engine
 
         url = self._parsed()
@@ -62,7 +62,7 @@ class DatabaseUrl:
         """A driver's message without anything of the password in it."""
         try:
             url, raw = self._parsed(), self._read()
-        except InvalidConfig:
+        except InvalidSiloConfig:
             return "the address cannot be read"
         secrets = [raw, url.password or "", quote(url.password or "", safe="")]
         secrets += [text for value in url.query.values() for text in _texts(value)]
@@ -80,12 +80,12 @@ class DatabaseUrl:
                 raise ValueError
             url = make_url(raw)
         except (ValueError, ArgumentError):  # their texts may show part of the password
-            raise InvalidConfig(
+            raise InvalidSiloConfig(
                 f"{self.description}: not the address of a database, such as {_EXAMPLE}; in a "
                 "password @ is written %40, / is %2F, : is %3A and % is %25"
             ) from None
         if url.get_backend_name() not in _KINDS:
-            raise InvalidConfig(
+            raise InvalidSiloConfig(
                 f"{self.description}: databases of this kind are not supported; use one of "
                 f"{', '.join(_KINDS)}"
             )
@@ -96,13 +96,13 @@ class DatabaseUrl:
             return self.value
         if self.key == "url_env":
             if not (found := os.environ.get(self.value, "").strip()):
-                raise InvalidConfig(f"the environment variable {self.value} is not set")
+                raise InvalidSiloConfig(f"the environment variable {self.value} is not set")
             return found
         return _secret_line(self.folder / self.value)
 
 
-def read_database_url(table: Table, folder: Path) -> DatabaseUrl:
-    """From the one key of url, url_file and url_env that the table has."""
+def read_database_url(table: TomlTable, folder: Path) -> DatabaseUrl:
+    """Read where a database is, from the one key of url, url_file and url_env that is there."""
     keys = [key for key in _KEYS if table.has(key)]
     if len(keys) != 1:
         raise InvalidField(
@@ -119,7 +119,10 @@ def read_database_url(table: Table, folder: Path) -> DatabaseUrl:
 
 
 def _has_secret(url: str) -> bool:
-    """Whatever stands before the last @ may be a password with signs that should be escaped."""
+    """Whether an address may hold a password.
+
+    Whatever stands before the last @ may be one with signs that should be escaped.
+    """
     before, _, _ = url.partition("://")[2].rpartition("@")
     return ":" in before or "pass" in url.partition("?")[2].lower()
 
@@ -127,19 +130,19 @@ def _has_secret(url: str) -> bool:
 def _secret_line(path: Path) -> str:
     try:
         if path.stat().st_mode & 0o077:
-            raise InvalidConfig(f"{path}: readable by others; run: chmod 600 {path}")
+            raise InvalidSiloConfig(f"{path}: readable by others; run: chmod 600 {path}")
         content = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise InvalidConfig(f"{path}: {error.strerror}") from error
+        raise InvalidSiloConfig(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise InvalidConfig(f"{path}: not a text with the address of a database") from None
+        raise InvalidSiloConfig(f"{path}: not a text with the address of a database") from None
     if not content or len(content.splitlines()) > 1:
-        raise InvalidConfig(f"{path}: expected one line, the address of a database")
+        raise InvalidSiloConfig(f"{path}: expected one line, the address of a database")
     return content
 
 
 def _readonly_sqlite(url: "URL", folder: Path) -> "URL":
-    """One that does not make a file where there is none, and changes nothing."""
+    """The address by which no file is made where there is none, and nothing is changed."""
     file = folder / (url.database or "")
     return url.set(
         drivername="sqlite",

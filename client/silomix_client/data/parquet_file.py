@@ -5,14 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from silomix_core.task import Task
+from silomix_core.task.task import Task
 
-from silomix_client.data.extras import needed
-from silomix_client.data.layout import DOUBLE, HALF, SINGLE, Layout
-from silomix_client.data.rows import Row
+from silomix_client.data import memory
+from silomix_client.data.columns import DOUBLE, HALF, SINGLE, Layout
+from silomix_client.data.optional import needed
+from silomix_client.data.source import SourceRow
 from silomix_client.errors import BadRecords
 
 _ROWS_AT_ONCE = 10_000
+_BYTES_OF_CELL = 32  # at least, once the cell is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,14 @@ class ParquetFile:
     def local_names(self, task: Task) -> Mapping[str, str]:
         return self.layout.local_names(task)
 
-    def rows(self, task: Task) -> Iterator[Row]:
-        """The first row is row 1."""
+    def rows(self, task: Task) -> Iterator[SourceRow]:
+        """Read the rows; the first row is row 1."""
         arrow = needed("pyarrow", "parquet", "a Parquet file")
         parquet = needed("pyarrow.parquet", "parquet", "a Parquet file")
         try:
             with self.path.open("rb") as content, parquet.ParquetFile(content) as file:
                 self.layout.check(file.schema_arrow.names, task, self.description, "file")
+                self._check_size(file.metadata, task)
                 table = self._tuples(arrow, file, self.layout.wanted(task))
                 exact_below = self._exact_below(arrow, file.schema_arrow, task)
                 yield from self.layout.rows(table, task, self.description, exact_below)
@@ -46,9 +49,20 @@ class ParquetFile:
         except OSError as error:
             raise BadRecords(f"{self.path}: {error.strerror or 'cannot be read'}") from error
 
+    def _check_size(self, metadata: Any, task: Task) -> None:
+        """Refuse a file by its number of rows, before it is unpacked.
+
+        Its size says little: runs of like cells take no room.
+        """
+        rows, room = int(metadata.num_rows), memory.free_bytes()
+        if rows * len(self.layout.wanted(task)) * _BYTES_OF_CELL > room:
+            raise memory.too_much(f"{self.path}: {rows} rows", room)
+
     def _exact_below(self, arrow: Any, schema: Any, task: Task) -> float:
-        """How far the floats of the person column tell whole numbers apart: Python's own go
-        further, but were made of what was rounded already."""
+        """The bound up to which the person column's floats tell whole numbers apart.
+
+        Python's own go further, but were made of what was rounded already.
+        """
         if (person := self.layout.person_column(task)) is None:
             return DOUBLE
         short = {arrow.float32(): SINGLE, arrow.float16(): HALF}
@@ -64,7 +78,7 @@ class ParquetFile:
                 yield number, cells
 
     def _cells(self, arrow: Any, batch: Any, name: str) -> list[object]:
-        """As Python has them; its times have microseconds only, and end with the year 9999."""
+        """A column as Python values; Python's times have microseconds, and end with year 9999."""
         column = batch.column(name)
         try:
             if arrow.types.is_timestamp(column.type):

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from silomix_core.feature import Feature, Kind
-from silomix_core.task import Task
+from silomix_core.task.feature import Feature, FeatureKind
+from silomix_core.task.task import Task
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnProfile:
-    """Of one feature (all its columns together) or the label, after rows became persons.
+    """The profile of a feature (all its columns together) or the label, after rows became persons.
 
     `low` and `high` are the smallest and largest value before clamping, None if there is none;
     `counts` has the persons of each category or class.
@@ -31,7 +31,7 @@ class ColumnProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`several` people have more than one row, one of them `most`."""
+    """The profile of a source: `several` people have more than one row, one of them `most`."""
 
     source: str
     rows: int
@@ -45,7 +45,7 @@ class Profile:
 def profile_of(
     source: str, task: Task, table: Floats, rows_of_people: NDArray[np.int64]
 ) -> Profile:
-    """Of raw values (people, columns and label) as `people` combines them."""
+    """Profile raw values (people, columns and label) as `records` combines them."""
     features, start = [], 0
     for feature in task.features:
         features.append(_feature(feature, table[:, start : start + feature.count]))
@@ -62,9 +62,9 @@ def profile_of(
 
 
 def _feature(feature: Feature, values: Floats) -> ColumnProfile:
-    if feature.kind is Kind.CATEGORY:
+    if feature.kind is FeatureKind.CATEGORY:
         return _counted(feature.name, values, feature.categories)
-    if feature.kind is Kind.FLAG:
+    if feature.kind is FeatureKind.FLAG:
         return _counted(feature.name, values, ("false", "true"))
     return _measured(feature.name, values, feature.low, feature.high)
 

@@ -19,20 +19,20 @@ label_window = [1, 30]
 from collections.abc import Callable
 from pathlib import Path
 
-from silomix_core.fields import Table
+from silomix_core.toml_table import TomlTable
 
+from silomix_client.data.clinical.fhir.fhir_source import read_fhir
+from silomix_client.data.clinical.omop import read_omop
+from silomix_client.data.columns import read_layout
 from silomix_client.data.csv_file import CsvFile
 from silomix_client.data.database_url import read_database_url
-from silomix_client.data.fhir import read_fhir
-from silomix_client.data.layout import read_layout
-from silomix_client.data.omop import read_omop
 from silomix_client.data.parquet_file import ParquetFile
-from silomix_client.data.rows import Source
+from silomix_client.data.source import Source
 from silomix_client.data.sql_query import SqlQuery
 
 
-def read_source(table: Table, folder: Path) -> Source:
-    """What the key `data` of this table says; nothing is opened yet."""
+def read_source(table: TomlTable, folder: Path) -> Source:
+    """Read the source that the key `data` of this table names; nothing is opened yet."""
     if not table.has_table("data"):
         return CsvFile(folder / table.text("data"))
     data = table.table("data")
@@ -41,19 +41,19 @@ def read_source(table: Table, folder: Path) -> Source:
     return source
 
 
-def _csv(table: Table, folder: Path) -> Source:
+def _csv(table: TomlTable, folder: Path) -> Source:
     return CsvFile(folder / table.text("path"), read_layout(table))
 
 
-def _parquet(table: Table, folder: Path) -> Source:
+def _parquet(table: TomlTable, folder: Path) -> Source:
     return ParquetFile(folder / table.text("path"), read_layout(table))
 
 
-def _sql(table: Table, folder: Path) -> Source:
+def _sql(table: TomlTable, folder: Path) -> Source:
     return SqlQuery(read_database_url(table, folder), table.lines("query"), read_layout(table))
 
 
-_KINDS: dict[str, Callable[[Table, Path], Source]] = {
+_KINDS: dict[str, Callable[[TomlTable, Path], Source]] = {
     "csv": _csv,
     "parquet": _parquet,
     "sql": _sql,

@@ -9,11 +9,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from silomix_core.task import Task
+from silomix_core.task.task import Task
 
+from silomix_client.data.columns import DOUBLE, SINGLE, Layout
 from silomix_client.data.database_url import DatabaseUrl
-from silomix_client.data.layout import DOUBLE, SINGLE, Layout
-from silomix_client.data.rows import Row
+from silomix_client.data.source import SourceRow
 from silomix_client.errors import BadRecords
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class SqlQuery:
     def local_names(self, task: Task) -> Mapping[str, str]:
         return self.layout.local_names(task)
 
-    def rows(self, task: Task) -> Iterator[Row]:
-        """The first row of the result is row 1."""
+    def rows(self, task: Task) -> Iterator[SourceRow]:
+        """Run the query and read its rows; the first row of the result is row 1."""
         from sqlalchemy.exc import SQLAlchemyError
 
         engine = self.url.engine()
@@ -58,7 +58,7 @@ class SqlQuery:
         finally:
             engine.dispose()
 
-    def _rows(self, result: "CursorResult[Any]", task: Task) -> Iterator[Row]:
+    def _rows(self, result: "CursorResult[Any]", task: Task) -> Iterator[SourceRow]:
         if not result.returns_rows:
             raise BadRecords(f"{self.description}: gives no rows; expected a SELECT")
         header = list(result.keys())
@@ -71,7 +71,10 @@ class SqlQuery:
         yield from self.layout.rows(table, task, self.description, exact_below)
 
     def _exact_below(self, result: "CursorResult[Any]", header: list[str], task: Task) -> float:
-        """A REAL has fewer digits than the float that Python makes of it; SQLite has none."""
+        """The bound up to which the person column's floats tell whole numbers apart.
+
+        A REAL has fewer digits than the float that Python makes of it; SQLite has no such type.
+        """
         person = self.layout.person_column(task)
         if person is None or result.cursor is None or result.cursor.description is None:
             return DOUBLE

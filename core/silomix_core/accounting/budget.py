@@ -21,7 +21,7 @@ from math import sqrt
 
 from silomix_core.accounting.events import PrivacyEvent, PrivacyTarget, Scheme
 from silomix_core.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from silomix_core.accounting.integers import continuous_targets, with_integers
+from silomix_core.accounting.integers import Released, continuous_targets, with_integers
 from silomix_core.accounting.renyi import ORDERS, epsilon_at, renyi
 
 
@@ -31,30 +31,30 @@ class Accountant(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class PrivacyLoss:
     """An additive privacy loss in an accountant's own unit, and the coordinates released."""
 
     value: float
-    samples: int
+    released: Released
 
     def __post_init__(self) -> None:
-        if not (self.value >= 0 and self.samples >= 0):  # also refuses NaN, lost in a `max` else
-            raise ValueError(f"a loss cannot be {self.value} over {self.samples} samples")
+        if not self.value >= 0:  # also refuses NaN, which `max` would lose
+            raise ValueError(f"a loss cannot be {self.value}")
 
-    def __add__(self, other: "Loss") -> "Loss":
-        return Loss(self.value + other.value, self.samples + other.samples)
+    def __add__(self, other: "PrivacyLoss") -> "PrivacyLoss":
+        return PrivacyLoss(self.value + other.value, self.released + other.released)
 
-    def at_least(self, other: "Loss") -> "Loss":
+    def at_least(self, other: "PrivacyLoss") -> "PrivacyLoss":
         """An upper bound of both: a record was in one of two disjoint phases, we know not which."""
-        return Loss(max(self.value, other.value), max(self.samples, other.samples))
+        return PrivacyLoss(max(self.value, other.value), self.released.at_least(other.released))
 
 
-NOTHING = Loss(0.0, 0)
+NOTHING = PrivacyLoss(0.0, Released(0, 0.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A lifetime (ε, δ) and the accountant that it is kept with."""
+    """A lifetime (ε, δ), and the accountant that keeps account of it."""
 
     target: PrivacyTarget
     accountant: Accountant = Accountant.GAUSSIAN
@@ -62,32 +62,32 @@ class Budget:
     def covers(self, scheme: Scheme) -> bool:
         return self.accountant is Accountant.RENYI or scheme is Scheme.FULL
 
-    def loss(self, event: PrivacyEvent, times: int = 1) -> Loss:
+    def loss(self, event: PrivacyEvent, times: int = 1) -> PrivacyLoss:
         if not self.covers(event.scheme):
             raise ValueError(f"the Gaussian accountant does not cover {event.scheme.value} batches")
         gaussian = self.accountant is Accountant.GAUSSIAN
         value = event.mu * event.mu if gaussian else renyi(event, fixed_order(self.target))
-        return Loss(times * value, times * event.samples)
+        return PrivacyLoss(times * value, Released.of(times * event.samples, event.noise))
 
-    def holds(self, total: Loss) -> bool:
-        """Whether a total loss is inside the budget: the filter's only question."""
+    def holds(self, total: PrivacyLoss) -> bool:
+        """Return whether a total loss is inside the budget: the filter's only question."""
         if self.accountant is Accountant.GAUSSIAN:
             target, mu = self.target, sqrt(total.value)
-            pairs = continuous_targets(target.epsilon, target.delta, total.samples)
+            pairs = continuous_targets(target.epsilon, target.delta, total.released)
             if any(gaussian_delta(epsilon, mu) <= delta for epsilon, delta in pairs):
                 return True
         # The integers cost more at a larger ε; what holds at a smaller one holds here too.
         return self.epsilon(total) <= self.target.epsilon
 
-    def epsilon(self, total: Loss, delta: float | None = None) -> float:
-        """ε of a total loss, at the budget's δ or another one."""
+    def epsilon(self, total: PrivacyLoss, delta: float | None = None) -> float:
+        """The ε of a total loss, at the budget's δ or another one."""
         delta = self.target.delta if delta is None else delta
         if self.accountant is Accountant.GAUSSIAN:
             mu = sqrt(total.value)
-            return with_integers(lambda left: gaussian_epsilon(left, mu), total.samples, delta)
+            return with_integers(lambda left: gaussian_epsilon(left, mu), total.released, delta)
         order = fixed_order(self.target)
         return with_integers(
-            lambda left: epsilon_at(order, total.value, left), total.samples, delta
+            lambda left: epsilon_at(order, total.value, left), total.released, delta
         )
 
 

@@ -10,14 +10,19 @@ The noise is discrete: `integers` is applied to all three.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import ceil, log, sqrt
+from math import ceil, floor, log, sqrt
 
-from silomix_core.accounting.events import PrivacyEvent, PrivacyTarget, Scheme
+from silomix_core.accounting.events import LEAST_EPSILON, PrivacyEvent, PrivacyTarget, Scheme
 from silomix_core.accounting.gaussian import gaussian_epsilon, gaussian_mu
-from silomix_core.accounting.integers import continuous_targets, with_integers
+from silomix_core.accounting.integers import (
+    Released,
+    continuous_targets,
+    largest_epsilon,
+    with_integers,
+)
 from silomix_core.accounting.poisson import poisson_epsilon
 from silomix_core.accounting.renyi import renyi_epsilon
-from silomix_core.noise import SIGMA_UNITS
+from silomix_core.discrete_gaussian import SIGMA_UNITS
 
 Transcript = Sequence[tuple[PrivacyEvent, int]]
 _LATTICE = 1.0005  # subsampled noise multipliers are powers of it: the same on every machine
@@ -28,11 +33,12 @@ class CalibrationImpossible(ValueError):
 
 
 def epsilon_of(transcript: Transcript, delta: float) -> float:
-    """ε at `delta`, rounded up; ∞ if δ is too small for any."""
+    """The ε of a transcript at `delta`, rounded up; ∞ if δ is too small for any ε."""
     if any(count < 0 for _, count in transcript):
         raise ValueError("an event cannot have happened less than never")
     events = [(event, count) for event, count in transcript if count]
-    samples = sum(count * event.samples for event, count in events)
+    sent = (Released.of(count * event.samples, event.noise) for event, count in events)
+    released = sum(sent, Released(0, 0.0, 0.0))
     schemes = {event.scheme for event, _ in events}
     curve: Callable[[float], float]
     if schemes <= {Scheme.FULL}:
@@ -42,7 +48,7 @@ def epsilon_of(transcript: Transcript, delta: float) -> float:
         curve = lambda left: renyi_epsilon(events, left)  # noqa: E731
     else:
         curve = lambda left: poisson_epsilon(events, left)  # noqa: E731
-    return with_integers(curve, samples, delta)
+    return with_integers(curve, released, delta)
 
 
 def largest_mu(
@@ -52,33 +58,56 @@ def largest_mu(
     rounds: int,
     dimension: int,
     most_rounds: int = 0,
+    sigma: float = SIGMA_UNITS,
 ) -> float:
     """The largest Δ/σ of one round at which `rounds` of them meet `target`; rounded down.
 
-    With more `most_rounds`, as if so many had integers to pay for: a filter counts the most that
-    any phase of a study has.
+    If `most_rounds` is larger, the cost of integer noise is that of so many rounds: a filter counts
+    the most that any phase of a study has.  `sigma` is that of the noise, in grid units.
     """
-    samples = dimension * max(rounds, most_rounds)
-    pairs = continuous_targets(target.epsilon, target.delta, samples)
+    released = Released.of(dimension * max(rounds, most_rounds), sigma)
+    pairs = continuous_targets(target.epsilon, target.delta, released)
     if not pairs:
-        raise CalibrationImpossible(
-            f"delta={target.delta} at epsilon={target.epsilon} is below the cost of integer noise "
-            f"on {samples} values; use a larger delta or fewer rounds"
-        )
+        raise CalibrationImpossible(_too_costly(target, released))
     full = max(gaussian_mu(*pair) for pair in pairs) / sqrt(rounds)
     if scheme is Scheme.FULL:
         return full * (1 - 1e-9)  # rounding errors, of `gaussian_delta` too, on the safe side
-    return _largest_subsampled_mu(target, scheme, ratio, rounds, dimension, full)
+    return _largest_subsampled_mu(target, scheme, ratio, rounds, dimension, full, sigma)
+
+
+def _too_costly(target: PrivacyTarget, released: Released) -> str:
+    """The reason why integer noise cannot keep this target at any scale, and what would help."""
+    wanted = (
+        f"epsilon={target.epsilon:g} at delta={target.delta:g} cannot be kept with integer noise "
+        f"on {released.samples} values (coordinates times rounds)"
+    )
+    highest = largest_epsilon(target.delta, released)
+    if highest < LEAST_EPSILON:
+        return f"{wanted}: use a larger delta"
+    if highest <= target.epsilon:
+        return f"{wanted}: use an epsilon of at most {_down(highest):g}, or a larger delta"
+    return f"{wanted}: use a larger epsilon or delta, or fewer rounds"
+
+
+def _down(number: float) -> float:
+    """The number rounded down to one digit after the point, or 0.001 where that would be 0."""
+    return max(floor(10 * number) / 10, LEAST_EPSILON)
 
 
 @lru_cache(maxsize=64)
 def _largest_subsampled_mu(
-    target: PrivacyTarget, scheme: Scheme, ratio: float, rounds: int, dimension: int, full: float
+    target: PrivacyTarget,
+    scheme: Scheme,
+    ratio: float,
+    rounds: int,
+    dimension: int,
+    full: float,
+    sigma: float,
 ) -> float:
-    """By bisection on a lattice, upwards from the full batch's μ, which always suffices."""
+    """Bisect on a lattice from the full batch's μ, which suffices unless a bound is too loose."""
 
     def suffices(power: int) -> bool:
-        event = PrivacyEvent(scheme, ratio, SIGMA_UNITS / _LATTICE**power, SIGMA_UNITS, dimension)
+        event = PrivacyEvent(scheme, ratio, sigma / _LATTICE**power, sigma, dimension)
         return epsilon_of([(event, rounds)], target.delta) <= target.epsilon
 
     # μ = LATTICE^−power: a smaller power is less noise
@@ -89,8 +118,9 @@ def _largest_subsampled_mu(
             step *= 2
             if step > 2**14:
                 raise CalibrationImpossible(
-                    f"no noise meets epsilon={target.epsilon}, delta={target.delta} over {rounds} "
-                    f"rounds of {scheme.value} batches"
+                    f"no noise meets epsilon={target.epsilon:g}, delta={target.delta:g} over "
+                    f"{rounds} rounds of {scheme.value} batches; use a larger epsilon or delta, "
+                    "fewer rounds, or full batches"
                 )
         low, enough = enough + step // 2, enough + step
     else:
@@ -101,4 +131,4 @@ def _largest_subsampled_mu(
     while enough - low > 1:
         middle = (low + enough) // 2
         low, enough = (low, middle) if suffices(middle) else (middle, enough)
-    return float(_LATTICE**-enough) * (1 - 1e-9)  # so that nobody's rounding leads across
+    return float(_LATTICE**-enough) * (1 - 1e-9)  # so that no rounding error exceeds it

@@ -1,4 +1,4 @@
-"""What was done to the records, as values: the events that accountants consume and ledgers keep."""
+"""Privacy events: what was done to records, as values that accountants consume and ledgers keep."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -37,7 +37,7 @@ class PrivacyTarget:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyEvent:
-    """One answered round: a sum over a batch with noise, as a ledger records it.
+    """A noisy sum over a batch, as a ledger records it: an answered round, or a local step of it.
 
     ratio: the share of its records that a silo draws; sensitivity: how far, in grid units and
     L2 norm, replacing one *drawn* record can move the released vector (twice what one record can
@@ -60,5 +60,5 @@ class PrivacyEvent:
 
     @property
     def mu(self) -> float:
-        """Δ/σ: of the Gaussian mechanism that releases the whole batch's sum."""
+        """The μ = Δ/σ of the Gaussian mechanism that releases the whole batch's sum."""
         return self.sensitivity / self.noise

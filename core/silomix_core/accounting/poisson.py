@@ -22,19 +22,19 @@ from typing import Any
 
 from silomix_core.accounting.events import PrivacyEvent, Scheme
 
-_COARSE, _PER_EPSILON = 1e-3, 500  # step of the loss's grid; for a small ε, its part of it
+_COARSE, _PER_EPSILON = 1e-3, 500  # step of the loss's grid; for a small ε, ε over this
 _PER_SPREAD = 4  # for many rounds: so many steps to the standard deviation of one round's loss
 _MOST_STEPS = 2**18  # of one round's loss
 _LARGEST_MU = 50.0  # beyond: one round costs an ε far above 100
-_LARGEST_LOSS = 1e4  # a bound on the expected loss of all rounds; so does what is beyond
+_LARGEST_LOSS = 1e4  # of all rounds, expected; beyond, they cost such an ε, too
 LEAST_DELTA = 1e-12
 # By how much the Fourier transforms may take δ for smaller than it is, for each round: 10 times
-# what we saw against exact Gaussian composition (tests/core/test_poisson.py).
+# what we saw against exact Gaussian composition (tests/core/accounting/test_poisson.py).
 CONVOLUTION_ERROR = 1e-15
 
 
 def poisson_epsilon(events: Sequence[tuple[PrivacyEvent, int]], delta: float) -> float:
-    """ε at `delta` of Poisson (and full) events, rounded up; ∞ where the arithmetic ends."""
+    """The ε at `delta` of Poisson (and full) events, rounded up; ∞ where the arithmetic ends."""
     events = tuple((event, count) for event, count in events if count and event.mu > 0)
     if not events:
         return 0.0
@@ -56,10 +56,10 @@ def poisson_epsilon(events: Sequence[tuple[PrivacyEvent, int]], delta: float) ->
 
 
 def total_variation(events: Sequence[tuple[PrivacyEvent, int]]) -> float:
-    """δ at ε = 0 of the pair above in all rounds, rounded up: the best attacker's two error rates
-    sum to 1 less this.
+    """The δ at ε = 0 of the dominating pair in all rounds, rounded up: the best attacker's two
+    error rates sum to 1 less this δ.
 
-    Of other schemes it is that of a record which a batch holds with the event's ratio, the other
+    Under other schemes it is the δ of a record that a batch holds with the event's ratio, the other
     records being 0.
     """
     pairs = tuple((replace(event, scheme=Scheme.POISSON), count) for event, count in events)

@@ -23,19 +23,19 @@ ORDERS = (*range(2, 33), *range(36, 65, 4), 80, 96, 128, 192, 256)
 
 
 def renyi(event: PrivacyEvent, order: int) -> float:
-    """D_α of one event, the larger of both directions, rounded up."""
+    """The D_α of one event, the larger of both directions, rounded up."""
     return renyi_curve(event, (order,))[0]
 
 
 def renyi_curve(event: PrivacyEvent, orders: Sequence[int] = ORDERS) -> tuple[float, ...]:
-    """D_α of one event at each order."""
+    """The D_α of one event at each order α."""
     if event.scheme is Scheme.FULL or event.mu == 0:
         return tuple(order * event.mu * event.mu / 2 for order in orders)
     return _subsampled(event.scheme, event.ratio, event.mu, tuple(orders))
 
 
 def epsilon_at(order: int, divergence: float, delta: float) -> float:
-    """ε at `delta` of a mechanism with that D_α.
+    """The ε at `delta` of a mechanism whose D_α, at this order α, is `divergence`.
 
     Canonne, Kamath, Steinke 2020, Prop. 12: ε = D + ln(1 − 1/α) − ln(δ·α)/(α − 1).
     """
@@ -44,7 +44,7 @@ def epsilon_at(order: int, divergence: float, delta: float) -> float:
 
 
 def renyi_epsilon(events: Sequence[tuple[PrivacyEvent, int]], delta: float) -> float:
-    """ε at `delta` of a transcript whose events were fixed beforehand: the best of all orders."""
+    """The ε at `delta` of a transcript of events fixed beforehand: the best of all orders."""
     totals = np.zeros(len(ORDERS))
     for event, count in events:
         totals += count * np.array(renyi_curve(event))
@@ -63,7 +63,7 @@ def _subsampled(
 
 
 def _without_replacement(ratio: float, mu: float, orders: tuple[int, ...]) -> tuple[float, ...]:
-    """1/(α−1)·ln(1 + Σ_{j=2…α} C(α,j)·γ^j·m_j), γ the ratio, or α·μ²/2 if that is less."""
+    """For each α, 1/(α−1)·ln(1 + Σ_{j=2…α} C(α,j)·γ^j·m_j), γ the ratio, or α·μ²/2 if less."""
     powers = np.arange(2, max(orders) + 1)
     terms = _log_moments(mu, powers) + powers * log(ratio)
     log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, max(orders) + 1)))])
@@ -78,15 +78,15 @@ def _without_replacement(ratio: float, mu: float, orders: tuple[int, ...]) -> tu
 
 
 def _log_moments(mu: float, powers: NDArray[np.int64]) -> NDArray[np.float64]:
-    """ln m_j, m_j ≥ E_r[|p/r − q/r|^j] for any three Gaussians p, q, r at most μ apart.
+    """The values ln m_j, m_j ≥ E_r[|p/r − q/r|^j] for any three Gaussians p, q, r at most μ apart.
 
     m_j is the lesser of 2·e^{j(j−1)μ²/2} (|p − q|^j ≤ p^j + q^j) and 4·√(B_{2⌊j/2⌋}·B_{2⌈j/2⌉}),
-    B_l = E_q[(p/q − 1)^l].  Theirs is B_l as an alternating sum, whose digits cancel for small μ
+    B_l = E_q[(p/q − 1)^l].  The paper's B_l is an alternating sum, whose digits cancel for small μ
     (dp-accounting's value is up to 3 times too large then, or a domain error); the integrand of
     the expectation has one sign for even l.
     """
     simple = np.asarray(log(2) + powers * (powers - 1) * (mu * mu / 2), dtype=np.float64)
-    if mu > 1:  # then the first is always the lesser
+    if mu > 1:  # then the first bound is always the lesser
         return simple
     even = np.arange(2, int(powers[-1]) + 2, 2)
     reach, step = mu * even[-1] + 60, 1 / 8

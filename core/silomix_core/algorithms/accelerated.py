@@ -1,6 +1,6 @@
 """Accelerated minibatch SGD: AC-SA (Ghadimi & Lan 2012) along noisy mean reports.
 
-Lowy & Razaviyayn (2023), Algorithm 2; Gao, Lowy, Zhou, Wright (2024), Algorithms 2 and 5.  Three
+Lowy & Razaviyayn (2021), Algorithm 2; Gao, Lowy, Zhou, Wright (2024), Algorithms 2 and 5.  Three
 sequences: where the gradient is asked (`middle`), where steps are taken (`point`), and their
 average (`model`).  With a ridge μ the objective is μ-strongly convex.  *Multi-stage*: AC-SA again
 and again, each time from its last model and with half the distance to go; the noise decides how
@@ -17,9 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from silomix_core.algorithms.geometry import Ball
-from silomix_core.algorithms.noisy_mb_sgd import every_round, one_round_each
-from silomix_core.algorithms.seam import (
+from silomix_core.algorithms.base import (
     Algorithm,
     AlgorithmPlan,
     Point,
@@ -27,6 +25,8 @@ from silomix_core.algorithms.seam import (
     Steps,
     ask,
 )
+from silomix_core.algorithms.noisy_mb_sgd import every_round, one_round_each
+from silomix_core.algorithms.projections import Ball
 
 
 class Region(Protocol):
@@ -46,7 +46,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`rounds` of AC-SA with steps 4v/(r(r+1))."""
+    """A stage of the multi-stage method: `rounds` rounds of AC-SA with steps 4v/(r(r+1))."""
 
     rounds: int
     v: float
@@ -55,7 +55,7 @@ class Stage:
 def ac_sa(
     setting: Setting, start: Point, stage: Stage, region: Region, pull: Pull | None = None
 ) -> Steps:
-    """AC-SA from `start`; the objective is strongly convex by its ridge and the pull."""
+    """Run AC-SA from `start`; the objective is strongly convex by its ridge and the pull."""
     modulus = setting.ridge + (pull.modulus if pull else 0.0)
     point = model = start
     for number in range(1, stage.rounds + 1):
@@ -78,7 +78,7 @@ def ac_sa(
 def stages(
     rounds: int, smoothness: float, modulus: float, variance: float, gap: float
 ) -> Iterator[Stage]:
-    """Stages of the multi-stage method, `rounds` rounds in all; `gap` bounds F(w₀) − F*."""
+    """The stages of the multi-stage method, `rounds` rounds in all; `gap` bounds F(w₀) − F*."""
     left, number = rounds, 1
     while left:
         halved = gap * 2.0 ** -(number + 1)
@@ -90,7 +90,7 @@ def stages(
 
 
 def accelerated(plan: AlgorithmPlan) -> Steps:
-    """One stage, without strong convexity: v = max(2β, √(⅔V²R(R+1)(R+2))/‖w₀ − w*‖)."""
+    """Run AC-SA in one stage, not strongly convex: v = max(2β, √(⅔V²R(R+1)(R+2))/‖w₀ − w*‖)."""
     known = plan.setting
     noisy = sqrt(2 / 3 * plan.variance() * _cube(plan.rounds)) / known.radius
     stage = Stage(plan.rounds, max(2 * (known.smoothness + known.ridge), noisy))
@@ -99,7 +99,7 @@ def accelerated(plan: AlgorithmPlan) -> Steps:
 
 
 def multi_stage(plan: AlgorithmPlan) -> Steps:
-    """AC-SA in stages; without a ridge the server adds λ/2·‖w‖², λ = V/(2D√R)."""
+    """Run AC-SA in stages; without a ridge the server adds λ/2·‖w‖², λ = V/(2D√R)."""
     known, variance = plan.setting, plan.variance()
     ball = Ball(np.zeros(known.dimension), known.radius)
     pull = None
@@ -118,11 +118,12 @@ def _cube(rounds: int) -> float:
     return float(rounds) * (rounds + 1) * (rounds + 2)
 
 
-_PAPERS = "Lowy & Razaviyayn 2023, Alg. 2; Gao et al. 2024, Alg. 2"
+_LONG = "Lowy & Razaviyayn 2021, long version"
+_PAPERS = "Lowy & Razaviyayn 2021, Alg. 2; Gao et al. 2024, Alg. 2"
 ALGORITHM = Algorithm(
     name="accelerated-mb-sgd",
     summary="AC-SA with noisy mean reports, convex or (with a ridge) strongly convex",
-    theorem=f"{_PAPERS}; Lowy & Razaviyayn Thm 2.2, 2.3",
+    theorem=f"{_PAPERS}; {_LONG}, Thm 2.4 and D.1 (short: 2.3 and D.2)",
     advice="Smooth losses and few rounds.",
     start=accelerated,
     phases=every_round,
@@ -131,7 +132,7 @@ ALGORITHM = Algorithm(
 ONE_PASS = Algorithm(
     name="one-pass-accelerated",
     summary="AC-SA that uses every record once",
-    theorem="Lowy & Razaviyayn 2023, Thm 2.2 and 2.3",
+    theorem=f"{_LONG}, Thm 2.3 (short: 2.2)",
     advice="When a record may be touched in one round only, smooth losses.",
     start=accelerated,
     phases=one_round_each,
@@ -140,7 +141,7 @@ ONE_PASS = Algorithm(
 MULTI_STAGE = Algorithm(
     name="multi-stage",
     summary="AC-SA in stages, for strongly convex objectives",
-    theorem="Gao et al. 2024, Alg. 5; Lowy & Razaviyayn 2023, App. D.4",
+    theorem=f"Gao et al. 2024, Alg. 5; {_LONG}, App. D.4",
     advice="Smooth losses with a ridge.",
     start=multi_stage,
     phases=every_round,

@@ -2,19 +2,20 @@
 
 from silomix_core.algorithms import (
     accelerated,
-    auto,
     check_ins,
+    defaults,
     local_updates,
     localized,
     noisy_mb_sgd,
+    plain_mb_sgd,
     shuffled,
     smoothed,
 )
-from silomix_core.algorithms.seam import Algorithm
+from silomix_core.algorithms.base import Algorithm
 
 _ALL = (
     noisy_mb_sgd.ALGORITHM,
-    noisy_mb_sgd.PLAIN,
+    plain_mb_sgd.ALGORITHM,
     noisy_mb_sgd.ONE_PASS,
     accelerated.ALGORITHM,
     accelerated.ONE_PASS,
@@ -39,9 +40,9 @@ ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 
 def algorithm(name: str) -> Algorithm:
     """The algorithm of that name; ValueError with the known names otherwise."""
-    if name == auto.NAME:
+    if name == defaults.NAME:
         raise ValueError(f"{name} is chosen when a study is written, and is none here; name one")
     if name not in ALGORITHMS:
-        known = ", ".join(sorted([auto.NAME, *ALGORITHMS]))
+        known = ", ".join(sorted([defaults.NAME, *ALGORITHMS]))
         raise ValueError(f"unknown algorithm {name!r}; known: {known}")
     return ALGORITHMS[name]

@@ -19,28 +19,28 @@ from math import floor, sqrt
 
 import numpy as np
 
-from silomix_core.algorithms.geometry import Ball
-from silomix_core.algorithms.seam import Algorithm, AlgorithmPlan, Query, Setting, Steps
-from silomix_core.mechanism import CheckIn, Phase
+from silomix_core.algorithms.base import Algorithm, AlgorithmPlan, Query, Setting, Steps
+from silomix_core.algorithms.projections import Ball
+from silomix_core.mechanism.mechanism import CheckIn, Phase
 
-# Chance of coming c·m/n with c = 2 leaves a slot empty in e⁻² of the cases (Proposition 3.4); who
-# comes beyond that is rarely used, and spends its budget for nothing.
+# Chance of coming c·m/n with c = 2 leaves a slot empty in e⁻² of the cases (Proposition 3.4); silos
+# that come beyond that are rarely used, and spend their budget for nothing.
 _SILOS_PER_SLOT = 2.0
 
 
 def fixed_window(setting: Setting) -> tuple[Phase, ...]:
-    """Every silo picks one of all rounds, if it comes at all."""
+    """A single phase; every silo picks one of all rounds, if it comes at all."""
     comes = min(1.0, _SILOS_PER_SLOT * setting.rounds / setting.silos)
     return (Phase(setting.rounds, check_in=CheckIn(probability=comes, lone=True)),)
 
 
 def averaged_window(setting: Setting) -> tuple[Phase, ...]:
-    """Every silo picks one of all rounds (Theorem 4.1 wants everybody to come)."""
+    """A single phase; every silo picks one of all rounds (Theorem 4.1 wants everybody to come)."""
     return (Phase(setting.rounds, check_in=CheckIn()),)
 
 
 def sliding_window(setting: Setting) -> tuple[Phase, ...]:
-    """n − m + 1 rounds for windows of m slots; m is at least half of the silos.
+    """A single phase of n − m + 1 rounds for windows of m slots; m is at least half of the silos.
 
     A short window would hide little, and m follows from the rounds: the more, the shorter.
     """
@@ -49,7 +49,7 @@ def sliding_window(setting: Setting) -> tuple[Phase, ...]:
 
 
 def lone_reports(plan: AlgorithmPlan) -> Steps:
-    """One report, or noise alone, from each slot; a step after every b slots and after the last."""
+    """Use one report, or noise alone, of each slot; step after every b slots and after the last."""
     known, (phase,) = plan.setting, plan.phases
     used = _chance_of_a_report(known, phase)
     batch = max(1, floor(1 / used))
@@ -68,7 +68,7 @@ def lone_reports(plan: AlgorithmPlan) -> Steps:
 
 
 def averaged_reports(plan: AlgorithmPlan) -> Steps:
-    """A step along the mean of those who came; none if nobody did."""
+    """Step along the mean of the reports that came in a slot; do not step if none came."""
     known, (phase,) = plan.setting, plan.phases
     together = max(1.0, known.participants / phase.rounds)
     bound = _gradient_bound(known) ** 2 + known.dimension * plan.noises[0] ** 2 / together
@@ -84,17 +84,17 @@ def averaged_reports(plan: AlgorithmPlan) -> Steps:
 
 
 def _step_size(setting: Setting, bound: float, step: int) -> float:
-    """η_i = D/√(G²·i)."""
+    """The step size η_i = D/√(G²·i)."""
     return setting.diameter / sqrt(bound * step)
 
 
 def _gradient_bound(setting: Setting) -> float:
-    """Of the loss and its ridge, within W."""
+    """A bound on the norm of the gradient of the loss and its ridge, within W."""
     return setting.lipschitz + setting.ridge * setting.radius
 
 
 def _chance_of_a_report(setting: Setting, phase: Phase) -> float:
-    """q: that at least one of the silos that a round asks takes part in it."""
+    """The probability q that at least one of the silos that a round asks takes part in it."""
     check_in = phase.check_in
     if check_in is None:
         return 1.0

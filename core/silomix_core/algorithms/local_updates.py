@@ -2,10 +2,10 @@
 
 Noble, Bellet, Dieuleveut (2022), "Differentially private federated learning on heterogeneous data",
 Algorithm 2 (DP-FedAvg, and DP-FedSGD: as many steps as one pass has batches) and Algorithm 1
-(DP-SCAFFOLD); local SGD is the baseline of Lowy & Razaviyayn (2023), §5.  A report is the sum of a
-silo's K noised gradients (`silomix_core.reporting`), from which the server derives where the silo
-went: Δy = −η(ΣG + K·ridge·x).  The ridge counts with its gradient at x: it is public, and at the
-minimizer nothing moves.
+(DP-SCAFFOLD); local SGD is the baseline of Lowy & Razaviyayn (2021), short version, §5.  A report
+is the sum of a silo's K noised gradients (`silomix_core.reports.reporter`), from which the server
+derives where the silo went: Δy = −η(ΣG + K·ridge·x).  The ridge counts with its gradient at x: it
+is public, and at the minimizer nothing moves.
 
 *DP-SCAFFOLD* corrects every step by c − cᵢ, cᵢ being the mean gradient of the silo's last used
 answer and c the mean of all cᵢ.  The silo sends K·Δcᵢ; cᵢ itself never leaves it.  The server knows
@@ -20,8 +20,8 @@ Step size, which the paper does not print, from public quantities only.  The mea
 noised steps in all wanders by about η·σ·√(dKR/M); η makes that the diameter of W, for numbers half
 the radius as in `noisy_mb_sgd`.  A silo on its own wanders by η·σ·√(dK) in a round, its noise being
 averaged with nobody's.  Where labels are numbers, scores stay where the loss is as curved as its β
-says, and steps beyond 2/β would bounce: silos know of no report that could tell them
-(`noisy_mb_sgd` cuts its steps by them).  A loss of classes is curved near the score 0 only, which
+says, and steps beyond 2/β would bounce: silos see no mean reports that could tell them
+(`noisy_mb_sgd` cuts its steps by these).  A loss of classes is curved near the score 0 only, which
 models leave.
 """
 
@@ -29,8 +29,7 @@ from math import ceil, sqrt
 
 import numpy as np
 
-from silomix_core.algorithms.geometry import Ball
-from silomix_core.algorithms.seam import (
+from silomix_core.algorithms.base import (
     Aggregate,
     Algorithm,
     AlgorithmPlan,
@@ -40,18 +39,20 @@ from silomix_core.algorithms.seam import (
     Setting,
     Steps,
 )
-from silomix_core.mechanism import Phase
+from silomix_core.algorithms.projections import Ball
+from silomix_core.mechanism.mechanism import Phase
 
 _LARGEST_STEP = 300.0
 
 
-# How silos walk -----------------------------------------------------------------------------------
+# What silos do ------------------------------------------------------------------------------------
 
 
 def walk(plan: AlgorithmPlan) -> LocalSteps:
-    """Classes: η = min(D·√M/(σ·√(dKR)), 300/K); numbers: a quarter of the former, at most 2/β, too.
+    """The local steps of DP-FedAvg and DP-SCAFFOLD: η = min(D·√M/(σ·√(dKR)), 300/K).
 
-    The ridge: `_steps`.
+    Where labels are numbers, η is also at most a quarter of the first term and, for smooth losses,
+    at most 2/β.  Ridge: `_steps`.
     """
     known, (phase,) = plan.setting, plan.phases
     wander = plan.noise() * sqrt(known.dimension * phase.events)
@@ -64,7 +65,10 @@ def walk(plan: AlgorithmPlan) -> LocalSteps:
 
 
 def safe_walk(plan: AlgorithmPlan) -> LocalSteps:
-    """Smooth: η = min(1/β, D/(V√(KR))); with kinks: η = D/√((L² + V²)KR); the ridge: `_steps`."""
+    """The local steps of local SGD, for smooth losses η = min(1/β, D/(V√(KR))).
+
+    For losses with kinks η = D/√((L² + V²)KR).  Ridge: `_steps`.
+    """
     known, (phase,), variance = plan.setting, plan.phases, plan.variance()
     if known.is_smooth:
         size = min(1 / known.smoothness, known.diameter / sqrt(variance * phase.events))
@@ -74,31 +78,31 @@ def safe_walk(plan: AlgorithmPlan) -> LocalSteps:
 
 
 def warm_walk(plan: AlgorithmPlan) -> LocalSteps:
-    """The same after the warm start."""
+    """The local steps of `walk`, which begin after the warm start."""
     found = walk(plan)
     return LocalSteps(found.size, warm_rounds(plan.setting), found.ridge)
 
 
 def _steps(size: float, plan: AlgorithmPlan) -> LocalSteps:
-    """Its gradient being taken once in a round, the ridge moves x by Kη·ridge of itself: not more
-    than all of it."""
+    """Local steps of this size, cut to what the ridge allows.
+
+    Its gradient being taken once in a round, the ridge moves x by Kη·ridge of itself: not more than
+    all of it.
+    """
     (phase,), ridge = plan.phases, plan.setting.ridge
     return LocalSteps(min(size, 1 / (phase.steps * ridge)) if ridge else size, ridge=ridge)
 
 
 def warm_rounds(setting: Setting) -> int:
-    """One if a round asks everybody; else 2⌈N/M⌉, in which six of seven silos are asked at least
-    once; at most a fifth of all rounds."""
-    everybody = setting.participants == setting.silos
-    needed = 1 if everybody else 2 * ceil(setting.silos / setting.participants)
-    return min(needed, setting.rounds // 5)
+    """The number of warm rounds: ⌈N/M⌉, so that each silo is asked, but at most a fifth of all."""
+    return min(ceil(setting.silos / setting.participants), setting.rounds // 5)
 
 
 # What the server does -----------------------------------------------------------------------------
 
 
 def fed_avg(plan: AlgorithmPlan) -> Steps:
-    """To where the silos went on average; the average of the last half of the iterates."""
+    """Go to where the silos went on average; return the mean of the last half of the iterates."""
     local, ball = walk(plan), _ball(plan)
     iterates = _LastHalf(plan.rounds, ball.center)
     point = ball.center
@@ -111,7 +115,7 @@ def fed_avg(plan: AlgorithmPlan) -> Steps:
 
 
 def local_sgd(plan: AlgorithmPlan) -> Steps:
-    """The same with steps that need no luck; iterate r counts r times in the average."""
+    """Go as `fed_avg`, by the steps of `safe_walk`; return a mean that counts iterate r r times."""
     local, ball = safe_walk(plan), _ball(plan)
     point = model = ball.center
     for number in range(1, plan.rounds + 1):
@@ -131,8 +135,11 @@ def warm_scaffold(plan: AlgorithmPlan) -> Steps:
 
 
 def _scaffold(plan: AlgorithmPlan, local: LocalSteps) -> Steps:
-    """c moves by the reports of those who answered, over all N silos; no report can move it to
-    where no mean of noised gradients is."""
+    """Run DP-SCAFFOLD with these local steps.
+
+    The mean control variate c moves by the reports of those who answered, over all N silos; no
+    report can move c to where no mean of noised gradients is.
+    """
     (phase,), bound, ball = plan.phases, plan.largest_gradient, _ball(plan)
     iterates = _LastHalf(plan.rounds, ball.center)
     point, control = ball.center, np.zeros(plan.setting.dimension)
@@ -154,13 +161,13 @@ def _ball(plan: AlgorithmPlan) -> Ball:
 def _moved(
     plan: AlgorithmPlan, local: LocalSteps, ball: Ball, point: Point, gradient: Point
 ) -> Point:
-    """Where the silos went on average, their K gradients summing up to this on average."""
+    """The point where the silos went on average, `gradient` being the mean of their K-step sums."""
     (phase,) = plan.phases
     return ball.nearest(point - local.size * (gradient + phase.steps * local.ridge * point))
 
 
 def _change(plan: AlgorithmPlan, aggregate: Aggregate) -> Point:
-    """Of the mean of all silos' control variates."""
+    """The change of c, the mean of all silos' control variates."""
     (phase,), silos = plan.phases, plan.setting.silos
     return aggregate.gradient * (aggregate.reports / (phase.steps * silos))
 
@@ -187,7 +194,7 @@ def steps_as_told(setting: Setting) -> tuple[Phase, ...]:
 
 
 def one_pass_each(setting: Setting) -> tuple[Phase, ...]:
-    """In every round as many steps as batches make up all records."""
+    """A single phase, with as many steps in every round as batches make up all records."""
     return (Phase(setting.rounds, steps=ceil((1 - 1e-12) / setting.ratio)),)
 
 
@@ -199,7 +206,7 @@ _PAPER = "Noble, Bellet, Dieuleveut 2022"
 LOCAL_SGD = Algorithm(
     name="local-sgd",
     summary="Every silo takes several noised steps between two messages; safe steps",
-    theorem="Lowy & Razaviyayn 2023, §5 (baseline, no theorem)",
+    theorem="Lowy & Razaviyayn 2021, short version, §5 (baseline, no theorem)",
     advice="To compare with.",
     start=local_sgd,
     phases=steps_as_told,

@@ -15,8 +15,7 @@ from math import ceil, floor, log, log2, sqrt
 import numpy as np
 
 from silomix_core.algorithms.accelerated import Pull, ac_sa, stages
-from silomix_core.algorithms.geometry import Ball, Lens
-from silomix_core.algorithms.seam import (
+from silomix_core.algorithms.base import (
     Algorithm,
     AlgorithmPlan,
     Point,
@@ -24,7 +23,8 @@ from silomix_core.algorithms.seam import (
     Steps,
     ask,
 )
-from silomix_core.mechanism import Phase
+from silomix_core.algorithms.projections import Ball, Lens
+from silomix_core.mechanism.mechanism import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,18 @@ def price(setting: Setting) -> float:
 
 
 def _exponent(setting: Setting) -> float:
-    """p: how fast the pull grows."""
+    """The exponent p by which the pull grows from phase to phase."""
     records = max(2, setting.records)
     return max(0.5 * log(setting.participants) / log(records) + 1, 3.0)
 
 
 def _count(setting: Setting) -> int:
-    """τ, or as many phases as there may be rounds."""
+    """The number of phases: τ, or as many as there may be rounds."""
     return max(1, min(floor(log2(max(2, setting.records))), setting.rounds))
 
 
 def smooth_locals(setting: Setting) -> list[Local]:
-    """Thm C.1: λ = L/(Dn√M)·max(√n, √(d ln(1/δ))/ε), λᵢ = λ·2^((i−1)p)."""
+    """The phases of Thm C.1: λ = L/(Dn√M)·max(√n, √(d ln(1/δ))/ε), λᵢ = λ·2^((i−1)p)."""
     n, asked, lipschitz = setting.records, setting.participants, setting.lipschitz
     target, d = setting.target, setting.dimension
     base = lipschitz / (setting.diameter * n * sqrt(asked)) * max(sqrt(n), price(setting))
@@ -71,7 +71,7 @@ def smooth_locals(setting: Setting) -> list[Local]:
 
 
 def kinked_locals(setting: Setting) -> list[Local]:
-    """Thm G.1: η = (D√M/L)·min(1/√n, ε/√(d ln(1/δ))), λᵢ = 2^(ip)/(η·nᵢ)."""
+    """The phases of Thm G.1: η = (D√M/L)·min(1/√n, ε/√(d ln(1/δ))), λᵢ = 2^(ip)/(η·nᵢ)."""
     n, asked, lipschitz = setting.records, setting.participants, setting.lipschitz
     target, d = setting.target, setting.dimension
     step = setting.diameter * sqrt(asked) / lipschitz * min(1 / sqrt(n), 1 / price(setting))
@@ -100,7 +100,7 @@ def kinked_phases(setting: Setting) -> tuple[Phase, ...]:
 
 
 def localized_accelerated(plan: AlgorithmPlan) -> Steps:
-    """Every phase solved by the multi-stage method."""
+    """Solve every phase by the multi-stage method."""
     known, model = plan.setting, np.zeros(plan.setting.dimension)
     for index, (phase, local) in enumerate(zip(plan.phases, smooth_locals(known), strict=True)):
         modulus, region = known.ridge + local.modulus, _region(known, model, local)
@@ -113,7 +113,7 @@ def localized_accelerated(plan: AlgorithmPlan) -> Steps:
 
 
 def localized_mb_sgd(plan: AlgorithmPlan) -> Steps:
-    """Every phase solved by minibatch SGD, the average of its iterates being the next start."""
+    """Solve every phase by minibatch SGD, the average of its iterates being the next start."""
     known, model = plan.setting, np.zeros(plan.setting.dimension)
     for index, (phase, local) in enumerate(zip(plan.phases, smooth_locals(known), strict=True)):
         wander = sqrt(plan.variance(index) * phase.rounds)
@@ -124,7 +124,7 @@ def localized_mb_sgd(plan: AlgorithmPlan) -> Steps:
 
 
 def localized_subgradient(plan: AlgorithmPlan) -> Steps:
-    """Every phase by subgradient steps 2/(λᵢ(r+1)); iterate r counts r times in the average."""
+    """Solve every phase by subgradient steps 2/(λᵢ(r+1)); the average counts iterate r r times."""
     known, model = plan.setting, np.zeros(plan.setting.dimension)
     for phase, local in zip(plan.phases, kinked_locals(known), strict=True):
         modulus = known.ridge + local.modulus

@@ -1,12 +1,12 @@
 """Noisy minibatch SGD: one projected step along the mean report each round.
 
-Lowy & Razaviyayn (2023), "Private federated learning without a trusted server", Algorithm 1, with
-the batches that the study names (full by default).  In its *one-pass* form (Thm 2.2) every record
-is used in one round only: as many disjoint phases as rounds.  Departures, all of them choices that
-their Algorithm 1 leaves open or post-processing of the same reports: a heavy-ball average of the
-gradients; which iterates the output is the average of (both are the study's to say: `Descent`,
-momentum 0.8 and the last three quarters, of which the r-th counts r times, unless it does); the
-step.  The plain form has none of them: the theorem's steps and an average of all iterates.
+Lowy & Razaviyayn (2021), "Private federated learning without a trusted server", Algorithm 1, with
+the batches that the study names (full by default).  In its *one-pass* form (the baseline of Gao et
+al. 2024, §4) every record is used in one round only: as many disjoint phases as rounds.
+Departures, all of them choices that their Algorithm 1 leaves open or post-processing of the same
+reports: a heavy-ball average of the gradients; which iterates the output is the average of (both
+are the study's to say: `Descent`, by default momentum 0.8 and the last three quarters, in which
+iterate r counts r times); the step.  The printed form has none of them: `plain_mb_sgd`.
 
 The step comes from public quantities: with noise σ√(d/M) on the mean report, R steps of size η
 wander by about η·σ·√(dR/M); η makes that half the radius of W, so that directions in which noise
@@ -21,16 +21,16 @@ from math import sqrt
 
 import numpy as np
 
-from silomix_core.algorithms.geometry import Ball
-from silomix_core.algorithms.seam import Algorithm, AlgorithmPlan, Point, Setting, Steps, ask
-from silomix_core.mechanism import Phase
+from silomix_core.algorithms.base import Algorithm, AlgorithmPlan, Point, Setting, Steps, ask
+from silomix_core.algorithms.projections import Ball
+from silomix_core.mechanism.mechanism import Phase
 
 _BOLDEST = 4.0
 _CERTAIN = 3.0  # standard deviations
 
 
 def step_size(plan: AlgorithmPlan) -> float:
-    """η = min(½·radius·√M/(σ·√(dR)), 8d/min(β, L)), to begin with; less if momentum is low."""
+    """The first step, η = min(½·radius·√M/(σ·√(dR)), 8d/min(β, L)); less if momentum is low."""
     known = plan.setting
     noise = max(map(plan.noise, range(len(plan.phases))))
     wander = noise * sqrt(known.dimension * plan.rounds)
@@ -42,7 +42,7 @@ def step_size(plan: AlgorithmPlan) -> float:
 
 
 def _boldness(setting: Setting) -> float:
-    """Steps in curvatures: ⅜ of where the heavy ball diverges, and not above 4."""
+    """The largest step times curvature: ⅜ of where the heavy ball diverges, and not above 4."""
     momentum = setting.descent.momentum
     return min(_BOLDEST, 3 / 4 * (1 + momentum) / (1 - momentum))
 
@@ -70,7 +70,7 @@ def noisy_mb_sgd(plan: AlgorithmPlan) -> Steps:
 
 
 def _curvature(before: tuple[Point, Point], now: tuple[Point, Point], doubt: float) -> float:
-    """What two points and their gradients surely show: no more than the true one, nearly always."""
+    """The curvature that two points and their gradients surely show: rarely above the true one."""
     moved, changed = now[0] - before[0], now[1] - before[1]
     distance = float(np.linalg.norm(moved))
     if not distance:
@@ -79,10 +79,10 @@ def _curvature(before: tuple[Point, Point], now: tuple[Point, Point], doubt: flo
 
 
 def _doubt(plan: AlgorithmPlan) -> float:
-    """Standard deviation of the difference of two mean reports in one direction, at most.
+    """A bound on the standard deviation of the difference of two mean reports in one direction.
 
-    From their noise, the batches, who takes part (`AlgorithmPlan.variance`) and, where phases
-    differ in their records, from that.
+    The difference comes from their noise, the batches, who takes part (`AlgorithmPlan.variance`)
+    and, where there are several phases, from their different records.
     """
     known, worst = plan.setting, 0.0
     for index, phase in enumerate(plan.phases):
@@ -94,60 +94,29 @@ def _doubt(plan: AlgorithmPlan) -> float:
     return sqrt(2 * worst)
 
 
-def plain_mb_sgd(plan: AlgorithmPlan) -> Steps:
-    """Fixed steps, with a ridge μ at most 2/(μ(r+1)); iterate r counts r times in the average.
-
-    Smooth: η = min(1/β, D/(V√R)); with kinks: η = D/√((L² + V²)R).
-    """
-    known, variance = plan.setting, plan.variance()
-    ball = Ball(np.zeros(known.dimension), known.radius)
-    if known.is_smooth:
-        fixed = min(1 / known.smoothness, known.diameter / sqrt(variance * plan.rounds))
-    else:
-        fixed = known.diameter / sqrt((known.lipschitz**2 + variance) * plan.rounds)
-    point = model = ball.center
-    for number in range(1, plan.rounds + 1):
-        gradient = yield from ask(known, point, model)
-        if gradient is not None:
-            step = fixed
-            if known.ridge:
-                step = min(step, 2 / (known.ridge * (number + 1)))
-            point = ball.nearest(point - step * gradient)
-        model = model + (point - model) * (2 / (number + 1))
-    return model
-
-
 def every_round(setting: Setting) -> tuple[Phase, ...]:
-    """All records in all rounds."""
+    """A single phase: all records in all rounds."""
     return (Phase(setting.rounds),)
 
 
 def one_round_each(setting: Setting) -> tuple[Phase, ...]:
-    """Every record in one round."""
+    """A phase for each round: every record is used in one round only."""
     return (Phase(1, 1 / setting.rounds),) * setting.rounds
 
 
 ALGORITHM = Algorithm(
     name="noisy-mb-sgd",
     summary="Noisy minibatch SGD with heavy ball, steps that reports correct, weighted average",
-    theorem="Lowy & Razaviyayn 2023, Alg. 1; momentum, steps and average are ours",
+    theorem="Lowy & Razaviyayn 2021, Alg. 1; momentum, steps and average are ours",
     advice="The default: smooth or not, any ε; 60 rounds are enough.",
     start=noisy_mb_sgd,
     phases=every_round,
     takes_descent=True,
 )
-PLAIN = Algorithm(
-    name="plain-mb-sgd",
-    summary="Noisy minibatch SGD as it is printed: the theorem's steps, weighted average",
-    theorem="Lowy & Razaviyayn 2023, Alg. 1 and Thm 2.1",
-    advice="To compare with; takes many more rounds than noisy-mb-sgd.",
-    start=plain_mb_sgd,
-    phases=every_round,
-)
 ONE_PASS = Algorithm(
     name="one-pass-mb-sgd",
     summary="Noisy minibatch SGD that uses every record once",
-    theorem="Lowy & Razaviyayn 2023, Thm 2.2",
+    theorem="Gao et al. 2024, §4 (baseline); Lowy & Razaviyayn 2021, Alg. 1; steps are ours",
     advice="When a record may be touched in one round only; the baseline of Gao et al. 2024.",
     start=noisy_mb_sgd,
     phases=one_round_each,

@@ -1,9 +1,10 @@
-"""Losses with kinks by smoothing: localized accelerated SGD on a smooth loss near the real one.
+"""Smoothing algorithms for losses with kinks: localized accelerated SGD on a smooth loss nearby.
 
-The silos answer with gradients of the smoothed loss (`silomix_core.smoothing`); how much it is
-smoothed balances what the noise loses anyway, from public numbers:
+The silos answer with gradients of the smoothed loss (`silomix_core.model.smoothing`); how much it
+is smoothed balances what the noise loses anyway, from public numbers:
 
-- Moreau (Gao, Lowy, Zhou, Wright 2024, Thm 3.1 and E.2; Lowy & Razaviyayn 2023, Thm 2.2):
+- Moreau (Gao, Lowy, Zhou, Wright 2024, Thm 3.1 and E.2; Lowy & Razaviyayn 2021, long version,
+  Thm 2.2, 2.1 of the short one):
   β = (L√M/D)·min(√n, εn/√(d ln(1/δ)));
 - convolution (Gao et al. 2024, Alg. 6 and 7, Thm D.5): balls of radius
   s = (D/√M)·(1/√n + √(d ln(1/δ))/(εn)), β = L√d/s.
@@ -17,19 +18,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
 
+from silomix_core.algorithms.base import Algorithm, AlgorithmPlan, Setting, Steps
 from silomix_core.algorithms.localized import (
     localized_accelerated,
     phases_of,
     price,
     smooth_locals,
 )
-from silomix_core.algorithms.seam import Algorithm, AlgorithmPlan, Setting, Steps
-from silomix_core.mechanism import Phase
-from silomix_core.smoothing import Convolution, Moreau
+from silomix_core.mechanism.mechanism import Phase
+from silomix_core.model.smoothing import Convolution, Moreau
 
 
 def moreau(setting: Setting) -> Moreau | None:
-    """The envelope that the silos use."""
+    """The Moreau envelope that the silos use; None for a loss without kinks."""
     if setting.is_smooth:
         return None
     gained = min(sqrt(setting.records), setting.records / price(setting))
@@ -38,7 +39,7 @@ def moreau(setting: Setting) -> Moreau | None:
 
 
 def convolution(setting: Setting) -> Convolution | None:
-    """The ball in which the silos draw their points."""
+    """The ball in which the silos draw their points; None for a loss without kinks."""
     if setting.is_smooth:
         return None
     lost = 1 / sqrt(setting.records) + price(setting) / setting.records
@@ -47,7 +48,7 @@ def convolution(setting: Setting) -> Convolution | None:
 
 
 def under_moreau(setting: Setting) -> Setting:
-    """The same with the smoothness that the silos' answers have."""
+    """The setting with the smoothness that the silos' answers have under `moreau`."""
     found = moreau(setting)
     return setting if found is None else replace(setting, smoothness=found.smoothness)
 
@@ -66,7 +67,10 @@ def moreau_phases(setting: Setting) -> tuple[Phase, ...]:
 
 
 def convolution_phases(setting: Setting) -> tuple[Phase, ...]:
-    """Thm D.5 asks for ε²nᵢ²/(Kᵢ·d·ln(1/δ)) rounds, here with Kᵢ = nᵢ, even if all silos answer."""
+    """The phases of localization, with the rounds that Thm D.5 asks for even if all silos answer.
+
+    These are ε²nᵢ²/(Kᵢ·d·ln(1/δ)), here with Kᵢ = nᵢ.
+    """
     known = under_convolution(setting)
     found = [
         replace(each, rounds=max(each.rounds, each.records / price(known) ** 2))
@@ -85,7 +89,8 @@ def _localized(under: Callable[[Setting], Setting]) -> Callable[[AlgorithmPlan],
 MOREAU = Algorithm(
     name="moreau-smoothing",
     summary="Localized accelerated SGD on the Moreau envelope of a loss with kinks",
-    theorem="Gao et al. 2024, Thm 3.1 and E.2; Lowy & Razaviyayn 2023, Thm 2.2",
+    theorem="Gao et al. 2024, Thm 3.1 and E.2; Lowy & Razaviyayn 2021, long version, Thm 2.2 "
+    "(short: 2.1)",
     advice="Losses with kinks: fewest rounds.  For others it is localized-accelerated.",
     start=_localized(under_moreau),
     phases=moreau_phases,

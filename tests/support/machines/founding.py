@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from silomix.consortium import Consortium
-from silomix.demo.processes import Role
-from silomix_core.study import Study
+from silomix_core.study.reader import parse_study
+from silomix_core.study.study import Study
+from silomix_lab.consortium.create import Consortium
+from silomix_lab.consortium.processes import Role
 
 from support.consortia import SMALL_TASK, write_data
 from support.machines.network import Network
@@ -23,7 +24,7 @@ from support.processes import wait_until
 _COMMAND_S = 120.0
 _AUTHORITY = "203.0.113.9:9090"
 _SERVER = ("--fleet-address", "203.0.113.10:9092", "--channel-address", "203.0.113.10:9094")
-_POLICY = "epsilon = 2.0\ndelta = 1e-5\n"
+_POLICY = "epsilon = 2.0\ndelta = 1e-5\nminimum_batch = 2\n"
 _OUTLINE = """\
 version = 1
 name = "machines"
@@ -174,4 +175,4 @@ def _assembled(
     (folder / "outline.toml").write_text(outline)
     command(network, "authority", "authority", "roster", "authority/authority.toml", cwd=folder)
     command(network, "server", "study", "assemble", "outline.toml", "roster.toml", cwd=folder)
-    return Study.parse((folder / "study.toml").read_bytes())
+    return parse_study((folder / "study.toml").read_bytes())

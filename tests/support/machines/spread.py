@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from silomix.consortium import Addresses, Consortium
-from silomix.demo.processes import Process, Processes, Role
-from silomix_server.children import spawn
+from silomix_lab.consortium.create import Addresses, Consortium
+from silomix_lab.consortium.processes import Process, Processes, Role
+from silomix_server.flower.child_processes import spawn
 
 from support.consortia import make_consortium
 from support.machines.network import Network, internet

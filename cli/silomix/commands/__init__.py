@@ -1,0 +1,1 @@
+"""The commands that operators type, a module for each group."""

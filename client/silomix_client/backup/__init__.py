@@ -1,0 +1,1 @@
+"""A silo's state in one encrypted file, and back."""

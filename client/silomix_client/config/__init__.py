@@ -1,0 +1,1 @@
+"""What an operator writes: the silo's file, the policy's rules, the hours."""

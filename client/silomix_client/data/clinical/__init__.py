@@ -1,0 +1,1 @@
+"""Sources with clinical models: OMOP and FHIR, their codes and concepts."""

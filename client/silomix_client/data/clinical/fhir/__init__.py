@@ -1,0 +1,1 @@
+"""FHIR as a source: bundles, persons, resources and their versions."""

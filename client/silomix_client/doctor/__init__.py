@@ -1,0 +1,1 @@
+"""`silomix silo doctor`: what a silo's surroundings look like, a finding for each."""

@@ -1,0 +1,1 @@
+"""How good a model is: on public records, on private ones with noise, against a pooled fit."""

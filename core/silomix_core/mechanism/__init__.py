@@ -1,0 +1,1 @@
+"""What a silo does to its records, in one description: σ, sensitivity and ε follow from it."""

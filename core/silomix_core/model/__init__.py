@@ -1,0 +1,1 @@
+"""From a record and a point to its clipped gradient, exactly: models, smoothing, rounding, sums."""

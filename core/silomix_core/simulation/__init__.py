@@ -1,0 +1,1 @@
+"""Whole studies in one process, and plans made with them."""

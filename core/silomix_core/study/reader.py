@@ -1,0 +1,320 @@
+"""The reader of study files: every key is known, typed and named in the error if it is not.
+
+`writer` writes what is read here; a test holds one against the other.  A study file comes from
+somebody else: its size, its nesting and its numbers are bounded before anything is made of it.
+"""
+
+import tomllib
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TypeVar
+
+from silomix_core.accounting.events import PrivacyTarget, Scheme
+from silomix_core.algorithms.base import LOCAL_STEPS, USUAL_DESCENT, Averaging, Descent
+from silomix_core.algorithms.catalogue import ALGORITHMS
+from silomix_core.mechanism.mechanism import Minibatch
+from silomix_core.reports.aggregation import Aggregation, Rule
+from silomix_core.study.study import Batching, InvalidStudy, Mix, Server, Silo, Study, StudyId
+from silomix_core.task.feature import Combine, FeatureKind, category, flag
+from silomix_core.task.interaction import Interaction
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import Feature, Scaling, Task
+from silomix_core.toml_table import InvalidField, TomlTable
+
+VERSION = 1
+Read = TypeVar("Read")
+_MOST_RECORDS = 100_000_000  # 2²⁷ integer gradients of 2³⁶ would overflow int64
+_LARGEST_FILE, _LONGEST_LINE = 16 * 2**20, 8192
+
+
+def parse_study(content: bytes) -> Study:
+    """Read the study in these bytes, or raise InvalidStudy with the key and the reason."""
+    return _parsed(content, lambda top: _study(top, StudyId(sha256(content).digest())))
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The part of a study file that is about records; readable without the parties' keys, too."""
+
+    task: Task
+    records: dict[str, int]  # of the silos for which the file states them
+
+
+def parse_outline(content: bytes) -> Outline:
+    """Read the part of a study file that is about records, or raise InvalidStudy."""
+    return _parsed(content, _outline)
+
+
+def _parsed(content: bytes, read: Callable[[TomlTable], Read]) -> Read:
+    if len(content) > _LARGEST_FILE or max(map(len, content.split(b"\n"))) > _LONGEST_LINE:
+        raise InvalidStudy(  # reading long dotted keys takes a time quadratic in their length
+            f"not a study: larger than {_LARGEST_FILE} bytes, or a line longer than {_LONGEST_LINE}"
+        )
+    try:
+        return read(TomlTable(tomllib.loads(content.decode("utf-8"))))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidStudy(f"not a TOML file: {error}") from error
+    except RecursionError as error:  # raised by tomllib, or when a value is shown in a message
+        raise InvalidStudy("not a study: lists or tables are nested too deeply") from error
+    except (InvalidField, ValueError) as error:
+        raise InvalidStudy(str(error)) from error
+
+
+def _outline(top: TomlTable) -> Outline:
+    _check_version(top)
+    task = _task(top.table("task"))
+    rows = top.tables("silos") if top.has("silos") else []
+    return Outline(task, {_name(row): row.whole("records") for row in rows if row.has("records")})
+
+
+def _check_version(top: TomlTable) -> None:
+    if (version := top.whole("version")) != VERSION:
+        raise InvalidField(f"version {version} is not supported; this release reads {VERSION}")
+
+
+def _study(top: TomlTable, identity: StudyId) -> Study:
+    _check_version(top)
+    name = top.short_text("name")
+    task = _task(top.table("task"))
+    algorithm = top.table("algorithm")
+    algorithm_name = algorithm.choice("name", ALGORITHMS)
+    rounds, radius = algorithm.whole("rounds"), algorithm.number("radius")
+    ridge = algorithm.number("ridge", 0.0)
+    takes_steps = ALGORITHMS[algorithm_name].takes_local_steps
+    local_steps = algorithm.whole("local_steps", LOCAL_STEPS) if takes_steps else LOCAL_STEPS
+    descent = _descent(algorithm, algorithm_name)
+    silos = tuple(_silo(row) for row in top.tables("silos"))
+    participants = algorithm.whole("participants", len(silos))
+    algorithm.finish()
+    privacy = top.table("privacy")
+    clip = privacy.number("clip")
+    target, minibatch = _target(privacy), _minibatch(privacy, algorithm_name)
+    privacy.finish()
+    batch = top.table("batch")
+    batching = Batching(
+        minimum=batch.whole("minimum"),
+        deadline_s=batch.number("deadline_s"),
+        gate=batch.flag("gate", default=True),
+        tokens=batch.flag("tokens", default=True),
+    )
+    batch.finish()
+    mixes = tuple(_mix(row) for row in top.tables("mixes"))
+    server = _server(top.table("server"))
+    held_out = _held_out(top.table("evaluation")) if top.has("evaluation") else 0.0
+    aggregation = _aggregation(top.table("aggregation")) if top.has("aggregation") else None
+    top.finish()
+    return Study(
+        identity=identity,
+        name=name,
+        task=task,
+        algorithm=algorithm_name,
+        most_rounds=rounds,
+        radius=radius,
+        ridge=ridge,
+        local_steps=local_steps,
+        participants=participants,
+        clip=clip,
+        target=target,
+        minibatch=minibatch,
+        batching=batching,
+        silos=silos,
+        mixes=mixes,
+        server=server,
+        held_out=held_out,
+        descent=descent,
+        named_aggregation=aggregation,
+    )
+
+
+def _aggregation(table: TomlTable) -> Aggregation:
+    rule = Rule(table.choice("rule", [each.value for each in Rule]))
+    bad_silos = table.whole("bad_silos", 0)
+    table.finish()
+    return table.build(lambda: Aggregation(rule, bad_silos))
+
+
+def _descent(table: TomlTable, algorithm: str) -> Descent:
+    if not ALGORITHMS[algorithm].takes_descent:
+        for key in ("momentum", "averaging"):
+            if table.has(key):
+                raise InvalidField(f"algorithm.{key}: {algorithm} has none to choose; leave it out")
+        return USUAL_DESCENT
+    momentum = table.number("momentum", USUAL_DESCENT.momentum)
+    known = [each.value for each in Averaging]
+    averaging = Averaging(table.choice("averaging", known, USUAL_DESCENT.averaging.value))
+    return table.build(lambda: Descent(momentum, averaging))
+
+
+def _held_out(table: TomlTable) -> float:
+    share = table.number("share")
+    table.finish()
+    if share == 0:
+        raise InvalidField("evaluation.share must not be 0; leave [evaluation] out")
+    return share
+
+
+def _target(table: TomlTable) -> PrivacyTarget:
+    epsilon, delta = table.number("epsilon"), table.number("delta")
+    return table.build(lambda: PrivacyTarget(epsilon, delta))
+
+
+def _minibatch(table: TomlTable, algorithm: str) -> Minibatch:
+    if (own := ALGORITHMS[algorithm].minibatch) is not None:
+        if table.has("sampling"):
+            raise InvalidField(f"privacy.sampling: {algorithm} draws its own batches; leave it out")
+        return own
+    scheme = Scheme(table.choice("sampling", [entry.value for entry in Scheme], Scheme.FULL.value))
+    ratio = 1.0 if scheme is Scheme.FULL else table.number("ratio")
+    return table.build(lambda: Minibatch(scheme, ratio))
+
+
+def _task(table: TomlTable) -> Task:
+    loss = LossName(table.choice("loss", [name.value for name in LossName]))
+    label = table.short_text("label")
+    scaling = Scaling(table.choice("scaling", [entry.value for entry in Scaling]))
+    bias = table.number("bias")
+    features = tuple(_feature(row) for row in table.tables("features"))
+    bounds = None
+    if loss.is_regression:
+        bounds = table.number("label_low"), table.number("label_high")
+    level = table.number("level") if loss is LossName.QUANTILE else None
+    threshold = table.number("threshold") if loss is LossName.HUBER else None
+    classes = table.whole("classes") if loss is LossName.MULTINOMIAL else None
+    hidden = table.whole("hidden") if table.has("hidden") else None
+    person = table.short_text("person") if table.has("person") else None
+    time = table.short_text("time") if table.has("time") else None
+    combine = _combine(table, "label_combine")
+    missing = table.number("label_missing") if table.has("label_missing") else None
+    unit = table.short_text("label_unit") if table.has("label_unit") else ""
+    codes, concepts = table.short_texts("label_codes"), table.wholes("label_concepts")
+    interactions = table.pairs("interactions")
+    table.finish()
+    return table.build(
+        lambda: Task(
+            loss,
+            label,
+            features,
+            scaling,
+            bias,
+            bounds,
+            level,
+            threshold,
+            classes,
+            hidden,
+            person=person,
+            time=time,
+            label_combine=combine,
+            label_missing=missing,
+            label_unit=unit,
+            label_codes=codes,
+            label_concepts=concepts,
+            interactions=tuple(Interaction(*names) for names in interactions),
+        )
+    )
+
+
+def _feature(table: TomlTable) -> Feature:
+    name = table.short_text("name")
+    kind = FeatureKind(
+        table.choice("kind", [each.value for each in FeatureKind], FeatureKind.NUMBER.value)
+    )
+    combine = _combine(table, "combine")
+    codes, concepts = table.short_texts("codes"), table.wholes("concepts")
+    if kind is FeatureKind.CATEGORY:
+        categories = table.short_texts("categories")
+        chosen = table.short_text("missing") if table.has("missing") else ""
+        table.finish()
+        return table.build(
+            lambda: category(
+                name, categories, missing=chosen, combine=combine, codes=codes, concepts=concepts
+            )
+        )
+    count = table.whole("count", 1)
+    if kind is FeatureKind.FLAG:
+        known = table.flag("missing", default=False) if table.has("missing") else None
+        table.finish()
+        return table.build(
+            lambda: flag(
+                name, missing=known, count=count, combine=combine, codes=codes, concepts=concepts
+            )
+        )
+    low, high = table.number("low"), table.number("high")
+    missing = table.number("missing", (low + high) / 2)
+    unit = table.short_text("unit") if table.has("unit") else ""
+    table.finish()
+    return table.build(
+        lambda: Feature(
+            name,
+            low,
+            high,
+            missing,
+            count,
+            unit=unit,
+            combine=combine,
+            codes=codes,
+            concepts=concepts,
+        )
+    )
+
+
+def _combine(table: TomlTable, key: str) -> Combine | None:
+    if not table.has(key):
+        return None
+    return Combine(table.choice(key, [each.value for each in Combine]))
+
+
+def _silo(table: TomlTable) -> Silo:
+    silo = Silo(
+        name=_name(table),
+        sign_key=_key(table, "sign_key"),
+        node_key=_key(table, "node_key"),
+        records=table.whole("records"),
+        weight=table.number("weight", 1.0),
+        target=_target(table) if table.has("epsilon") or table.has("delta") else None,
+    )
+    table.finish()
+    if not 1e-3 <= silo.weight <= 1e3:
+        raise InvalidField(f"silo {silo.name!r}: weight must lie between 0.001 and 1000")
+    if not 1 <= silo.records <= _MOST_RECORDS:
+        raise InvalidField(f"silo {silo.name!r}: records must lie between 1 and {_MOST_RECORDS}")
+    return silo
+
+
+def _mix(table: TomlTable) -> Mix:
+    mix = Mix(
+        name=_name(table),
+        address=table.address("address"),
+        sign_key=_key(table, "sign_key"),
+    )
+    table.finish()
+    return mix
+
+
+def _server(table: TomlTable) -> Server:
+    server = Server(
+        name=_name(table),
+        fleet_address=table.address("fleet_address"),
+        channel_address=table.address("channel_address"),
+        sign_key=_key(table, "sign_key"),
+    )
+    table.finish()
+    return server
+
+
+def _name(table: TomlTable) -> str:
+    name = table.short_text("name")
+    if not (name.isascii() and name.replace("-", "").isalnum() and len(name) <= 63):
+        raise InvalidField(f"party name {name!r}: use letters, digits and hyphens")
+    return name
+
+
+def _key(table: TomlTable, key: str) -> bytes:
+    there = table.has(key)
+    try:
+        text = table.text(key)
+    except InvalidField as error:
+        hint = "" if there else "; `silomix study assemble` puts keys into an outline"
+        raise InvalidField(f"{error}{hint}") from error
+    return table.build(lambda: b64decode(text, validate=True))

@@ -1,0 +1,1 @@
+"""What is learned from what: features, labels, losses, and how rows become a record."""

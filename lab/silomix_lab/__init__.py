@@ -1,0 +1,1 @@
+"""What one person does alone: plans, simulations, audits, experiments, notebooks, the demo."""

@@ -1,0 +1,1 @@
+"""Certificates, their files, and their revocation."""

@@ -1,0 +1,1 @@
+"""What every party does alike on its machine: logs, durable files, ownership, its terminal."""

@@ -1,0 +1,1 @@
+"""Flower around a study: SuperLink, its door, the run and its app."""

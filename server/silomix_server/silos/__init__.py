@@ -1,0 +1,1 @@
+"""The coordinator towards the silos: leases, the round channel, gate, settlements, complaints."""

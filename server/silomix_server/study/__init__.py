@@ -1,0 +1,1 @@
+"""What a study leaves at the server: journal, hold-out figures, results."""

@@ -1,0 +1,157 @@
+"""The one thread that writes: what many streams have to say goes to disk together.
+
+SQLite is touched by this thread only, and spools are made durable by it.  Reports that arrive while
+a commit is under way share the next one, so that a disk that takes its time costs a batch little.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar
+
+from silomix_protocol.rounds.descriptor import RoundDigest
+
+from silomix_shuffler.storage.spares import Spares
+from silomix_shuffler.storage.spool import Spool
+from silomix_shuffler.storage.store import KeptReport, Store
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+_GATHER_S = 0.02  # the batch waits for others anyway, and a receipt with it
+_Entry = tuple[RoundDigest, KeptReport, Spool]
+_Step = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+
+
+class WritingThread:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._spares = Spares(store.bodies.with_name("spare"))
+        self._steps: SimpleQueue[_Step | None] = SimpleQueue()
+        self._thread = Thread(target=self._take_steps, name="disk", daemon=True)
+        self._thread.start()
+        self._pending: list[tuple[_Entry, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def spool(self, path: Path, length: int, *, fresh: bool = False) -> Spool:
+        return Spool(path, length, self._spares, fresh=fresh)
+
+    async def do(
+        self, step: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
+    ) -> Result:
+        """Take one step on the writing thread; it is taken even if the caller is cancelled.
+
+        Does what an executor would, with a third of its work for each step.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
+        self._steps.put((partial(step, *args, **kwargs), done, loop))
+        return await done
+
+    def _take_steps(self) -> None:
+        while (asked := self._steps.get()) is not None:
+            step, done, loop = asked
+            try:
+                settle = partial(_settle, done, step(), None)
+            except BaseException as error:
+                settle = partial(_settle, done, None, error)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle)
+            del asked, step, done, settle  # so that nothing is kept alive until the next step
+
+    async def then_delete(
+        self,
+        spools: Sequence[Spool],
+        step: Callable[Args, None],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
+    ) -> None:
+        """Take the step, then delete the bodies: a file system may take milliseconds over that."""
+
+        def both() -> None:
+            step(*args, **kwargs)
+            for spool in spools:
+                spool.delete()
+
+        await self.do(both)
+
+    async def keep(
+        self, digest: RoundDigest, kept: KeptReport, spool: Spool, *, more_to_come: bool = False
+    ) -> None:
+        """Return when this report, whose body was written to `spool`, is safe.
+
+        With `more_to_come` the report waits a moment for others to share a commit with.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._pending.append(((digest, kept, spool), done))
+        if not more_to_come:
+            self._due()
+        elif self._timer is None:
+            self._timer = loop.call_later(_GATHER_S, self._due)
+        await done
+
+    def _due(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        while self._pending:
+            group, self._pending = self._pending, []
+            try:
+                errors = await self.do(self._keep_all, [entry for entry, _ in group])
+            except Exception as failure:
+                errors = [failure] * len(group)
+            for (_, done), error in zip(group, errors, strict=True):
+                if done.done():
+                    continue
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+
+    def _keep_all(self, entries: list[_Entry]) -> list[Exception | None]:
+        """Keep all entries; return what went wrong with each.  A lost batch spoils no other."""
+        failed: dict[int, Exception | None] = {}
+        for _, _, spool in entries:
+            if id(spool) not in failed:
+                failed[id(spool)] = _failure(spool)
+        good = [(digest, kept) for digest, kept, spool in entries if failed[id(spool)] is None]
+        self.store.add(good)
+        return [failed[id(spool)] for _, _, spool in entries]
+
+    async def close(self) -> None:
+        self._due()
+        if self._writer is not None:
+            await asyncio.gather(self._writer, return_exceptions=True)
+        await self.do(self.store.close)
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        """End the thread after the steps that it was asked for."""
+        self._steps.put(None)
+        self._thread.join()
+
+
+def _settle(done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
+
+
+def _failure(spool: Spool) -> Exception | None:
+    try:
+        spool.sync()
+    except OSError as error:
+        return error
+    return None

@@ -1,0 +1,212 @@
+"""auto: one choice from public numbers, made before calibration and written out everywhere."""
+
+import json
+from dataclasses import replace
+from math import inf, sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+from silomix.main import app
+from silomix.text.study_and_ledger import describe_study
+from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.algorithms.base import Averaging, Descent
+from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
+from silomix_core.algorithms.defaults import NAME, Choice, chosen, loudness
+from silomix_core.mechanism.mechanism import Participant
+from silomix_core.model.clipped_sum import Records
+from silomix_core.reports.aggregation import MEAN, USUAL, Aggregation, Rule
+from silomix_core.simulation.one_process import rehearsal
+from silomix_core.study.study import InvalidStudy
+from silomix_core.task.losses import LossName
+from silomix_core.task.task import UNIT, Feature, Scaling, Task
+from silomix_lab.choices.goal import Goal
+from silomix_lab.demo.run_demo import DemoOptions, prepare
+from silomix_lab.simulate import SimulatedTrial, SimulateOptions, run_trial
+from silomix_protocol.host.failure import Failure
+from support.studies import parse, with_value
+from typer.testing import CliRunner
+
+ASKED = Choice(NAME, 40, 0.25, 50.0)
+TASK = Task(LossName.LOGISTIC, "y", (Feature("x", -1.0, 1.0, 0.0),), Scaling.UNIT_BALL, bias=0.3)
+
+
+NUMBERS = replace(TASK, loss=LossName.SQUARED, label_bounds=(-1.0, 1.0))
+
+
+def test_what_somebody_chose_stays_as_it_is() -> None:
+    own = replace(ASKED, algorithm="multi-stage", rounds=7)
+    assert chosen(own, NUMBERS, 1.0) == own
+
+
+def test_auto_does_not_depend_on_what_it_replaces() -> None:
+    first, second = chosen(ASKED, TASK, 1.0), chosen(Choice(NAME, 3, 9.0, 1.0), TASK, inf)
+    assert first == second  # nor, for classes, on the noise
+    assert first.algorithm in ALGORITHMS
+    assert first.clip == pytest.approx(TASK.lipschitz / 8)
+
+
+def test_a_network_has_the_clip_of_its_loss() -> None:
+    assert chosen(ASKED, replace(TASK, hidden=3), inf) == chosen(ASKED, TASK, inf)
+
+
+def test_numbers_get_a_smaller_clip_and_radius_where_noise_is_loud() -> None:
+    """Per coordinate: √(q/40) of the clip and √(q/20) of the radius, and never more than all."""
+    quiet = chosen(ASKED, NUMBERS, inf)
+    assert quiet.descent is None
+    assert quiet.clip == pytest.approx(NUMBERS.lipschitz / 8, rel=0.005)
+    assert quiet.radius == pytest.approx(1.5 * sqrt(2), rel=0.005)
+    for each, clip, radius in ((40.0, 1.0, 1.0), (20.0, sqrt(0.5), 1.0), (5.0, sqrt(0.125), 0.5)):
+        loud = chosen(ASKED, NUMBERS, each * NUMBERS.dimension)
+        assert loud.clip == pytest.approx(clip * quiet.clip, rel=0.01)
+        assert loud.radius == pytest.approx(radius * quiet.radius, rel=0.01)
+        assert loud.descent == (Descent(momentum=0.5) if each < 20 else None)
+
+
+def test_loudness_is_what_the_noise_of_all_rounds_leaves_of_the_neediest_silo() -> None:
+    """2·clip/(nμ√M) is the noise on a coordinate of the mean of all rounds: the mechanism's own."""
+    strict, large = PrivacyTarget(0.5, 1e-6), PrivacyTarget(4.0, 1e-6)
+    silos = [Participant(900, large), Participant(500, strict), Participant(2000, strict)]
+    made = rehearsal(TASK, algorithm("noisy-mb-sgd"), silos, rounds=30, radius=1.0, clip=0.3)
+    of_the_mean = made.mechanism.sigma() / sqrt(30 * 3)
+    assert loudness(silos) == pytest.approx(2 * 0.3 / of_the_mean, rel=0.01)
+    assert loudness(silos, 1) == pytest.approx(loudness(silos) / sqrt(3))
+
+
+@pytest.mark.parametrize(("spread", "most"), [(0.1, 0.8), (0.45, 0.1)])
+def test_auto_learns_numbers_that_vary_little_or_much(spread: float, most: float) -> None:
+    """Labels of this deviation in half ranges, noise of 0.05: error in variances of the label.
+
+    A smaller radius cannot reach the second, the noise of a larger clip hides the first.
+    """
+    features = (Feature("x", -4.0, 4.0, 0.0, count=8),)
+    task = Task(LossName.SQUARED, "y", features, Scaling.UNIT_BALL, 0.3, (-1.0, 1.0))
+    silo = Participant(400, PrivacyTarget(2.0, 1e-5))
+    choice, rng = chosen(ASKED, task, loudness([silo] * 3)), np.random.default_rng(1)
+    values = rng.normal(size=(4000, 8))
+    labels = spread * values[:, :4].sum(axis=1) / 2 + 0.05 * rng.normal(size=4000)
+    encoded, targets = task.encode(values), task.encode_labels(labels)
+    silos = [Records(encoded[rows], targets[rows]) for rows in np.split(np.arange(1200), 3)]
+    made = rehearsal(
+        task,
+        algorithm(choice.algorithm),
+        [silo] * 3,
+        rounds=choice.rounds,
+        radius=choice.radius,
+        clip=choice.clip,
+        descent=choice.descent or Descent(),
+    )
+    model = made.run(silos, rng)
+    wrong = task.predict(encoded[1200:] @ model / UNIT) - np.clip(labels[1200:], -1, 1)
+    error = np.mean(wrong**2) / labels.var()
+    assert error < most
+
+
+def test_a_study_file_has_numbers_and_never_auto(tmp_path: Path) -> None:
+    with pytest.raises(InvalidStudy, match=r"algorithm\.name"):
+        parse(with_value(("algorithm", "name"), NAME))
+    made, data = prepare(
+        DemoOptions(out=tmp_path / "demo", silos=2, mixes=1, algorithm=NAME, data="breast-cancer")
+    )
+    study, choice = made.study, chosen(ASKED, data.task, inf)
+    assert (study.algorithm, study.rounds) == (choice.algorithm, choice.rounds)
+    assert (study.clip, study.radius) == (choice.clip, choice.radius)
+    assert study.mechanism().clip == choice.clip  # calibrated for it
+
+
+def test_a_demo_writes_and_shows_momentum_and_averaging(tmp_path: Path) -> None:
+    options = DemoOptions(out=tmp_path / "demo", silos=2, mixes=1, data="breast-cancer")
+    usual, _ = prepare(options)
+    assert "rounds; momentum 0.8, weighted-tail average" in describe_study(usual.study)
+    own = replace(options, out=tmp_path / "own", descent=Descent(0.5, Averaging.TAIL))
+    made, _ = prepare(own)
+    assert made.study.descent == own.descent
+    assert "rounds; momentum 0.5, tail average" in describe_study(made.study)
+    with pytest.raises(Failure, match="plain-mb-sgd has none to choose"):
+        prepare(replace(own, algorithm="plain-mb-sgd"))
+
+
+def test_a_demo_writes_and_shows_how_reports_become_one(tmp_path: Path) -> None:
+    options = DemoOptions(out=tmp_path / "demo", silos=5, mixes=1, data="breast-cancer")
+    usual, _ = prepare(options)
+    shown = describe_study(usual.study)
+    assert usual.study.aggregation == USUAL
+    assert "aggregation      bounded-mean: over all rounds one silo moves" in shown
+    assert "a hospital unlike the others counts in full while" in " ".join(shown.split())
+    assert "no amplification claimed, because reports are not summed" in " ".join(shown.split())
+    rule = Aggregation(Rule.TRIMMED_MEAN, 1)
+    made, _ = prepare(replace(options, out=tmp_path / "own", aggregation=rule))
+    assert made.study.aggregation == rule
+    shown = " ".join(describe_study(made.study).split())
+    assert "holds off up to 1 silo that sends what it likes, and with them as many hosp" in shown
+    mean, _ = prepare(replace(options, out=tmp_path / "mean", aggregation=MEAN))
+    shown = " ".join(describe_study(mean.study).split())
+    assert "against outsiders who see only the published models" in shown
+    assert "can ruin the model; a hospital unlike the others counts in full" in shown
+    other = replace(options, out=tmp_path / "none", aggregation=USUAL)
+    for changes, says in (
+        ({"algorithm": "dp-scaffold"}, "--aggregation bounded-mean: control variates need"),
+        ({"minimum_batch": 2}, "needs 3 reports in every round, and a batch may have 2"),
+    ):
+        with pytest.raises(Failure, match=says):
+            prepare(replace(other, **changes))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_demo_of_numbers_writes_what_auto_says_of_momentum(tmp_path: Path) -> None:
+    goal = Goal("squared", (0.0, 1.0))
+    options = DemoOptions(out=tmp_path, silos=2, mixes=1, data="breast-cancer", goal=goal)
+    made, _ = prepare(replace(options, algorithm=NAME, epsilon=0.5))
+    assert made.study.descent == Descent(momentum=0.5)
+
+
+def test_a_simulation_of_auto_is_that_of_its_numbers() -> None:
+    options = SimulateOptions(
+        data="breast-cancer",
+        label=None,
+        silos=3,
+        participants=None,
+        algorithms=(NAME,),
+        epsilons=(4.0,),
+        delta=1e-5,
+        rounds=5,
+        clip=1.0,
+        radius=1.0,
+        ridge=0.0,
+        goal=Goal(),
+        seeds=1,
+        processes=1,
+        json=None,
+        png=None,
+    )
+    choice = chosen(ASKED, TASK, inf)
+    spelled = replace(
+        options,
+        algorithms=(choice.algorithm,),
+        rounds=choice.rounds,
+        clip=choice.clip,
+        radius=choice.radius,
+    )
+    options.check(TASK)
+    one = run_trial(options, SimulatedTrial(NAME, 4.0, 1))
+    other = run_trial(spelled, SimulatedTrial(choice.algorithm, 4.0, 1))
+    assert (one.rounds, one.error) == (other.rounds, other.error)
+
+
+def test_a_plan_says_what_auto_stands_for(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    arguments = ["plan", "--records", "500", "--silos", "5", "--dimension", "10", "--epsilon", "2"]
+    result = CliRunner().invoke(
+        app, [*arguments, "--algorithm", NAME, "--no-simulation", "--json", str(path)]
+    )
+    assert result.exit_code == 0, (result.output, result.exception)
+    choice = chosen(ASKED, TASK, inf)
+    text = json.dumps(json.loads(path.read_text()))
+    assert choice.algorithm in text
+    assert f'"clip": {choice.clip}' in text
+    assert f'"rounds": {choice.rounds}' in text
+
+
+def test_auto_is_listed() -> None:
+    result = CliRunner().invoke(app, ["algorithms"])
+    assert "│ auto " in result.output

@@ -1,0 +1,81 @@
+"""A mix without room on its disk, and a supervisor that starts the server again and again.
+
+Real processes; the mix's state lies on a small file system that somebody else fills.
+"""
+
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tomli_w
+from silomix_lab.consortium.create import Consortium
+from support.consortia import make_consortium
+from support.processes import Running, approve_all, progress, running, spending
+
+ROUNDS, FULL_AFTER, STARTS = 30, 5, 3
+_MB = 2**20
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of 64 MB at `folder`; skips the test where we may not mount one."""
+    folder.mkdir(mode=0o700)
+    arguments = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "silomix-test", str(folder)]
+    if subprocess.run(arguments, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(file: Path, left_bytes: int) -> None:
+    """Take the disk's room but for so many bytes."""
+    with file.open("wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(bytes(4096))
+        except OSError:
+            filler.truncate(max(filler.tell() - left_bytes, 0))
+
+
+def reserve(config: Path, free_disk_mb: int) -> None:
+    settings = tomllib.loads(config.read_text())
+    settings["limits"] = settings.get("limits", {}) | {"free_disk_mb": free_disk_mb}
+    config.write_text(tomli_w.dumps(settings))
+
+
+@pytest.mark.parametrize(
+    ("mix", "left_bytes"), [(0, 4 * _MB), (1, 0)], ids=["below the floor", "to the last byte"]
+)
+def test_a_mix_without_room_costs_no_rounds_however_often_the_server_is_started(
+    tmp_path: Path, mix: int, left_bytes: int
+) -> None:
+    made = make_consortium(tmp_path / "c", rounds=ROUNDS, deadline_s=1.0, lease_rounds=30)
+    approve_all(made)
+    reserve(made.mixes[mix], free_disk_mb=16)
+    state = made.mixes[mix].parent / "state"
+    with small_disk(state), running(made) as system:
+        system.wait_for_round(FULL_AFTER)
+        fill(state / "filler", left_bytes)
+        for _ in range(STARTS):
+            assert system.server_status() == 1, system.all_logs()
+            system.restart_server()
+        (state / "filler").unlink()
+        while system.server_status():
+            assert len(progress(made)) < ROUNDS, system.all_logs()
+            system.restart_server()
+    check(made, system)
+
+
+def check(made: Consortium, system: Running) -> None:
+    lines = progress(made)
+    void = [line["round"] for line in lines if line["void"]]
+    assert len(void) <= 1, (void, system.all_logs())  # the one that it was filled in
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
+    assert all(line["asked"] for line in lines), "no round was used up without anybody"
+    for entry in spending(made):
+        assert ROUNDS - 1 <= entry.rounds <= ROUNDS
