@@ -105,7 +105,7 @@ def ledger_figures() -> dict[str, float]:
         study, content, key = sample_study(Path(folder))
         ledger = Ledger(Path(folder), Policy({MAIN: Budget(study.target)}))
         ledger.approve(Approval(study, "silo-1", b"", bytes(32)), content, datetime.now(UTC))
-        approval = ledger.approval(study.identity)
+        approval, account = ledger.approval(study.identity), ledger.account(study)
         charge, bare = [], []
         plain = sqlite3.connect(Path(folder) / "plain.sqlite", isolation_level=None)
         plain.execute("PRAGMA journal_mode=WAL")
@@ -114,7 +114,7 @@ def ledger_figures() -> dict[str, float]:
         for number in range(1, CHARGES + 1):
             report = StoredReport(descriptor(study, number, key), b"", bytes(4000), (bytes(32),))
             started = time.perf_counter()
-            ledger.charge(approval, report, datetime.now(UTC))
+            account.charge(approval, report, datetime.now(UTC))
             between = time.perf_counter()
             plain.execute("INSERT INTO rows VALUES (?, ?)", (number, report.onion))
             bare.append(time.perf_counter() - between)

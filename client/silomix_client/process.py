@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import uvloop
 from silomix_core.discrete_gaussian import prepare_tables
-from silomix_core.study.study import StudyId
+from silomix_core.study.study import Study, StudyId
 from silomix_protocol.connections.route import ignore_environment
 from silomix_protocol.connections.tls import Identity
 from silomix_protocol.enrolment.renewal import Keeper
@@ -242,13 +242,14 @@ class _Process:
         except SiloError as refusal:
             logs.warning("lease_refused", reason=refusal)
             return {"silo": self._config.name, "ending": "refused", "answered": "0"}
-        logs.event("lease_started", lease=lease.identity, study=message.fields["study"][:12])
-        charged = self._ledger.last_round(study)
-        following = asyncio.create_task(self._holders[study].follow(lease))
+        logs.event("lease_started", lease=lease.identity, study=study.short_id)
+        account = self._ledger.account(study)
+        charged = account.last_round()
+        following = asyncio.create_task(self._holders[study.identity].follow(lease))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if self._ledger.last_round(study) > charged:
+        if account.last_round() > charged:
             paced.give_back()
         if not following.done():
             following.cancel()
@@ -257,17 +258,17 @@ class _Process:
         try:
             ending, answered = following.result()
         except Exception as error:  # of this study: others must not suffer from it
-            logs.warning("lease_failed", study=message.fields["study"][:12], reason=error)
+            logs.warning("lease_failed", study=study.short_id, reason=error)
             return {"silo": self._config.name, "ending": "refused", "answered": "0"}
         if ending is Ending.DEADLINE and self._hours_are_over():
             ending = Ending.HOURS
             logs.event("hours_over", lease=lease.identity)
         return {"silo": self._config.name, "ending": ending.value, "answered": str(answered)}
 
-    def _accept(self, fields: dict[str, str], address: str) -> tuple[LeaseTerms, StudyId]:
+    def _accept(self, fields: dict[str, str], address: str) -> tuple[LeaseTerms, Study]:
         """Read the terms of a lease and its study, or refuse it; the study then has a holder."""
         try:
-            study = StudyId(bytes.fromhex(fields["study"]))
+            identity = StudyId(bytes.fromhex(fields["study"]))
             lease = LeaseTerms(fields["lease"], float(fields["deadline_s"]))
         except (KeyError, ValueError) as error:
             raise SiloError("the message is not a lease") from error
@@ -278,16 +279,16 @@ class _Process:
         self._check_disk()
         self._witness.check()
         self._read_policy()
-        approval = self._ledger.approval(study)
+        approval = self._ledger.approval(identity)
         if approval.closed:
             raise SiloError("the study was revoked here")
         if approval.study.server.fleet_address != address:
             raise SiloError("the study belongs to another server")
         self._check_policy(approval)
         lease = within_hours(lease, self._ledger.policy.rules.hours, datetime.now(UTC))
-        if study not in self._holders:
-            self._holders[study] = self._holder(approval)
-        return lease, study
+        if identity not in self._holders:
+            self._holders[identity] = self._holder(approval)
+        return lease, approval.study
 
     def _check_disk(self) -> None:
         if (lack := lack_of_room(self._config.state)) is not None:
@@ -302,7 +303,7 @@ class _Process:
         policy = self._config.reread_policy()
         if policy != self._ledger.policy:
             self._tell_policy()
-        self._ledger.policy = policy
+        self._ledger.follow(policy)
 
     def _tell_policy(self) -> None:
         content = self._config.policy_file.read_bytes()
@@ -334,8 +335,15 @@ class _Process:
         desk = StudyDesk(
             self._config.name, approval, records, self._ledger, lambda: datetime.now(UTC)
         )
-        network = self._config.network
-        return LeaseHolder(desk, self._ledger, self._identity, self._sign_key, network, self._links)
+        return LeaseHolder(
+            desk,
+            self._ledger,
+            self._identity,
+            self._sign_key,
+            self._config.state,
+            self._config.network,
+            self._links,
+        )
 
     async def _pause(self, seconds: float) -> None:
         try:

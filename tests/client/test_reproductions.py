@@ -112,7 +112,7 @@ def large_report(made: Consortium, salt: bytes) -> StoredReport:
 
 def charge_large(ledger: Ledger, made: Consortium, salt: bytes) -> StoredReport:
     report = large_report(made, salt)
-    ledger.charge(ledger.approval(made.study.identity), report, NOW)
+    ledger.account(made.study).charge(ledger.approval(made.study.identity), report, NOW)
     return report
 
 
@@ -126,7 +126,7 @@ def test_a_large_report_of_one_study_outlives_a_round_of_another(
     ledger.approve(approval_of(other), content, NOW)
     report = charge_large(ledger, consortium, b"first")
     charge_large(ledger, replace(consortium, study=other), b"second")
-    assert ledger.stored(consortium.study, 1) == report
+    assert ledger.account(consortium.study).stored(1) == report
     ledger.close()
 
 
@@ -141,8 +141,8 @@ def test_a_refused_charge_does_not_replace_a_large_report(consortium: Consortium
     sent = charge_large(winner, consortium, b"round")
     late = large_report(consortium, b"late")
     with pytest.raises(Exception, match="round 1"):
-        loser.charge(loser.approval(study.identity), late, NOW)
-    assert winner.stored(study, 1) == sent
+        loser.account(study).charge(loser.approval(study.identity), late, NOW)
+    assert winner.account(study).stored(1) == sent
     winner.close()
     loser.close()
 
@@ -152,7 +152,9 @@ def test_a_refused_charge_leaves_no_file(consortium: Consortium) -> None:
     study = consortium.study
     ledger = open_ledger(config, PrivacyTarget(0.1, 1e-5))
     with pytest.raises(BudgetExhausted):
-        ledger.charge(ledger.approval(study.identity), large_report(consortium, b""), NOW)
+        ledger.account(study).charge(
+            ledger.approval(study.identity), large_report(consortium, b""), NOW
+        )
     assert list((config.state / "reports").iterdir()) == []
     ledger.close()
 

@@ -35,8 +35,9 @@ from silomix_client.errors import (
     NotApproved,
     SiloError,
 )
-from silomix_client.ledger.ledger import TABLES, Ledger
+from silomix_client.ledger.ledger import Ledger
 from silomix_client.ledger.reports import StoredReport
+from silomix_client.ledger.tables import TABLES
 from silomix_client.ledger.verify_ledger import Verified, verify
 from silomix_core.accounting.budget import NOTHING, PrivacyLoss
 from silomix_core.accounting.integers import Released
@@ -54,7 +55,7 @@ PASSPHRASE = "a long enough passphrase"  # noqa: S105
 def charge(ledger: Ledger, made: Consortium, number: int) -> None:
     body = sha256(b"%d" % number).digest()
     report = StoredReport(asked(made, number).descriptor, body, body * 2, (body,) * 3)
-    ledger.charge(ledger.approval(made.study.identity), report, NOW)
+    ledger.account(made.study).charge(ledger.approval(made.study.identity), report, NOW)
 
 
 def saved(config: SiloConfig) -> bytes:
@@ -111,7 +112,7 @@ class History:
         for study in self.approved:
             identity = study.study.identity
             if self.ledger.knows(identity) and not self.ledger.approval(identity).closed:
-                number = self.ledger.last_round(identity) + 1
+                number = self.ledger.account(study.study).last_round() + 1
                 if number <= study.study.rounds:
                     charge(self.ledger, study, number)
                     _, event = self.ledger.approval(identity).event(number)
@@ -287,7 +288,7 @@ def test_a_backup_is_of_one_moment_while_the_silo_answers(
     monkeypatch.setattr(backup, "verify", verify_while_a_round_is_answered)
     packed = saved(config)
     monkeypatch.undo()
-    assert silo.last_round(consortium.study.identity) == 2
+    assert silo.account(consortium.study).last_round() == 2
     silo.close()
     restored = restore(packed, tmp_path / "new", Since(), NOW)  # checks that the head is its own
     assert restored.note.entries == 2  # approval and round 1
@@ -332,7 +333,7 @@ def test_no_byte_of_a_stored_report_is_in_a_backup(consortium: Consortium, tmp_p
             parts["onion"] * 100,
             (parts["trail"],) * 3,
         )
-        ledger.charge(ledger.approval(study), report, NOW)
+        ledger.account(consortium.study).charge(ledger.approval(study), report, NOW)
         with transaction(ledger.database):
             ledger.database.execute(
                 "INSERT INTO tokens VALUES (?, 3, ?, ?)", (study, parts["key"], parts["token"])
@@ -341,7 +342,8 @@ def test_no_byte_of_a_stored_report_is_in_a_backup(consortium: Consortium, tmp_p
         whole, reserved = ledger.database.serialize(), ledger.reserved().loss
         assert all(part in whole for part in parts.values())
         files = backup._unpacked(packed := saved(config))
-        assert ledger.stored(consortium.study, 2) == report  # the silo's own ledger is untouched
+        # the silo's own ledger is untouched
+        assert ledger.account(consortium.study).stored(2) == report
         parts["secret"] = ledger.approval(study).partition
         assert parts["secret"] in whole
         lasting = {each: rows(ledger.database, each) for each in LASTING}

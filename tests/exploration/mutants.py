@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from exploration.vocabulary import Evil, Vocabulary
-from silomix_client.ledger.ledger import Ledger
 from silomix_client.ledger.report_fate import ReportOutcome, Tally
+from silomix_client.ledger.study_account import StudyAccount
 from silomix_client.random_stream import answer_streams
 from silomix_client.rounds import answer, inclusion
 from silomix_client.rounds.answer import StudyDesk
@@ -120,12 +120,12 @@ def _seal_again_for_anything(earlier: Any, known: ReportOutcome, asked: Any) -> 
     return bool(asked.digest != earlier.digest)
 
 
-_record = Ledger._record
+_record = StudyAccount._record
 
 
-def _record_again(ledger: Ledger, descriptor: Any, cost: Any, now: Any) -> Any:
-    ledger.database.execute("DELETE FROM answers WHERE round = ?", (descriptor.round,))
-    return _record(ledger, descriptor, cost, now)
+def _record_again(account: StudyAccount, descriptor: Any, cost: Any, now: Any) -> Any:
+    account._database.execute("DELETE FROM answers WHERE round = ?", (descriptor.round,))
+    return _record(account, descriptor, cost, now)
 
 
 def _token_once_more(desk: StudyDesk, descriptor: Any) -> bytes:
@@ -140,7 +140,7 @@ def _noise_again(desk: StudyDesk, stored: Any, asked: Any) -> Any:
     question = desk._reader.read(asked.descriptor, asked.query)
     report = desk._report(question, answer_streams(desk._approval.partition, b"anew"), None)
     sealed = desk._seal(stored.payload[: -len(report)] + report, asked)
-    desk._ledger.replace(stored.descriptor.digest, sealed)
+    desk._account.replace(stored.descriptor.digest, sealed)
     return sealed
 
 
@@ -225,9 +225,9 @@ SILO_MUTANTS: dict[str, Mutant] = {
     ),
     "the stored report is not looked up, and its round is new to the ledger": Mutant(
         (
-            (Ledger, "stored", _nothing),
-            (Ledger, "last_round", lambda *_: 0),
-            (Ledger, "_record", _record_again),
+            (StudyAccount, "stored", _nothing),
+            (StudyAccount, "last_round", lambda *_: 0),
+            (StudyAccount, "_record", _record_again),
             (StudyDesk, "_token", _token_once_more),
             (StudyDesk, "_check_new", _nothing),
         ),

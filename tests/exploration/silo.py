@@ -31,7 +31,9 @@ from exploration.machines import Event, Machine, Output
 from exploration.questions import Name, Questions
 from google.protobuf.message import Message
 from silomix_client.errors import SiloError
-from silomix_client.ledger.ledger import TABLES, Ledger
+from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.study_account import StudyAccount
+from silomix_client.ledger.tables import TABLES
 from silomix_client.rounds import answer, complaint_files
 from silomix_client.rounds.inclusion import Inclusion
 from silomix_client.rounds.missing_report import Inquiry
@@ -113,20 +115,20 @@ class SiloMachine(Machine[SiloState]):
         return (("report", sent, sha256(report.payload).digest()[:8]),)
 
     def _receipt(self, name: Name) -> Output:
-        stored = self._ledger.reports.find(self._study)
+        stored = self._ledger.account(self._study).last_report()
         if stored is None or self._questions.name(stored.descriptor.digest) != name:
             return ()
         digest = stored.descriptor.digest
         onion = sha256(stored.onion).digest()
         receipt = sign_receipt(digest, 0, onion, self._questions.mix_keys[0])
-        self._ledger.reports.keep_receipt(self._study.identity, digest, receipt)
+        self._ledger.account(self._study).note_receipt(digest, receipt)
         return ()
 
     def _list(
         self, name: Name, mine: bool, others: int, doubled: int, tag: int, signers: tuple[int, ...]
     ) -> Output:
         digest = self._questions.secrets(name).digest
-        known = self._ledger.reports.outcome(self._study.identity, digest)
+        known = self._ledger.account(self._study).outcome(digest)
         committed = self._committed(name, self._listing(mine, others, doubled, tag), signers)
         said: list[tuple[Hashable, ...]] = []
         for frame in self._inclusion.committed(committed):
@@ -134,13 +136,13 @@ class SiloMachine(Machine[SiloState]):
                 said.append(("confirmed", name, tag))
             if frame.answer.HasField("complaint"):
                 said.append(("complained", name, tag))
-        stored = self._ledger.reports.digest(self._study.identity)
+        stored = self._ledger._tables.reports.digest(self._study.identity)
         if not said and known.receipt is not None and stored == digest:
             said.append(("silent", name))
         return tuple(said)
 
     def _listing(self, mine: bool, others: int, doubled: int, tag: int) -> bytes:
-        stored = self._ledger.reports.find(self._study)
+        stored = self._ledger.account(self._study).last_report()
         own = [stored.trail[-1]] if mine and stored is not None else []
         rest = [
             sha256(_GATED_BY_OTHERS + packed(tag) + packed(each)).digest() for each in range(others)
@@ -172,39 +174,41 @@ class SiloMachine(Machine[SiloState]):
         return ()
 
     def _power(self) -> Output:
-        self._ledger.reports.close()
-        for path in (self._ledger.state / "reports").glob(f"*{_AFTERWARDS}"):
+        self._ledger._tables.reports.close()
+        for path in (self._config.state / "reports").glob(f"*{_AFTERWARDS}"):
             path.write_bytes(b"")
         return self._crash()
 
     # State in and out -----------------------------------------------------------------------------
 
     def _new_inclusion(self) -> Inclusion:
-        return Inclusion(self._study, self._config.name, self._ledger, self._sign_key)
+        return Inclusion(
+            self._study, self._config.name, self._ledger, self._sign_key, self._config.state
+        )
 
     def _put_back(self, snapshot: SiloState) -> None:
-        self._ledger.reports.close()
+        self._ledger._tables.reports.close()
         self._ledger.database.deserialize(snapshot.database)
-        self._ledger._decided = None
+        self._ledger.account(self._study)._decided = None
         for name in self._files.keys() - snapshot.files.keys():
-            (self._ledger.state / name).unlink()
+            (self._config.state / name).unlink()
         for name, content in snapshot.files.items():
             if self._files.get(name) != content:
-                path = self._ledger.state / name
+                path = self._config.state / name
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(content)
         self._files = snapshot.files
         self._inclusion = _copy(snapshot.inclusion)
 
     def _taken(self) -> SiloState:
-        self._ledger.reports.close()
+        self._ledger._tables.reports.close()
         image = bytearray(self._ledger.database.serialize())
         image[18:20] = b"\1\1"  # not in write-ahead mode: a database in memory has no such file
         self._files = {
             f"{folder}/{entry.name}": Path(entry.path).read_bytes()
             for folder in _FOLDERS
-            if (self._ledger.state / folder).exists()
-            for entry in os.scandir(self._ledger.state / folder)
+            if (self._config.state / folder).exists()
+            for entry in os.scandir(self._config.state / folder)
         }
         return SiloState(
             bytes(image),
@@ -231,11 +235,11 @@ class SiloMachine(Machine[SiloState]):
     def used(self, number: int) -> tuple[Name, bool | None] | None:
         """The last report that it answered with, and whether it was used; None: it is not known."""
         self._put_back(self.snapshot(number))
-        stored = self._ledger.reports.find(self._study)
+        stored = self._ledger.account(self._study).last_report()
         if stored is None:
             return None
         digest = stored.descriptor.digest
-        known = self._ledger.reports.outcome(self._study.identity, digest)
+        known = self._ledger.account(self._study).outcome(digest)
         return self._questions.name(digest), known.used if known.settled else None
 
     def unsettled(self, number: int) -> bytes | None:
@@ -254,7 +258,7 @@ class SiloMachine(Machine[SiloState]):
             self._ledger.database.execute(f"SELECT * FROM {each}").fetchall()  # noqa: S608
             for each in TABLES
         ]
-        stored = self._ledger.reports.digest(self._study.identity) or b""
+        stored = self._ledger._tables.reports.digest(self._study.identity) or b""
         read = [
             each
             for each in sorted(files.items())
@@ -304,7 +308,7 @@ def _plain(value: Any) -> Any:
     """A value whose repr is the same for the same content."""
     if isinstance(value, Message):
         return value.SerializeToString(deterministic=True)
-    if isinstance(value, Ledger | Study | SigningKey):
+    if isinstance(value, StudyAccount | Study | SigningKey | Path):
         return None  # the same in every state
     if isinstance(value, dict):
         return sorted((str(name), _plain(each)) for name, each in value.items())

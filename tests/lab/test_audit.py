@@ -556,18 +556,19 @@ def same_noise(self, *args, **kwargs):
 answer.StudyDesk.__init__ = same_noise
 """,
     "charged late": """
-from silomix_client.ledger import hash_chain, ledger
+from silomix_client.ledger import hash_chain
+from silomix_client.ledger.study_account import StudyAccount
 from silomix_client.rounds import lease
-charge, send, waiting = ledger.Ledger.charge, lease.LeaseHolder._send, []
+charge, send, waiting = StudyAccount.charge, lease.LeaseHolder._send, []
 def later(self, *args):
     waiting.append((self, args))
     return hash_chain.ChainEntry(0, b"", {})
 async def send_first(self, *args):
     await send(self, *args)
-    for book, late in waiting:
-        charge(book, *late)
+    for account, late in waiting:
+        charge(account, *late)
     waiting.clear()
-ledger.Ledger.charge = later
+StudyAccount.charge = later
 lease.LeaseHolder._send = send_first
 """,
 }

@@ -130,7 +130,9 @@ class World:
         self.ledger = open_ledger(self.config)
         self.desk = open_desk(self.config, self.made.study, self.ledger, no_noise)
         key = silo_key(self.made, 0)
-        self.inclusion = Inclusion(self.made.study, self.config.name, self.ledger, key)
+        self.inclusion = Inclusion(
+            self.made.study, self.config.name, self.ledger, key, self.config.state
+        )
 
     def start_coordinator(self) -> None:
         self.journal = Journal(self.state / "journal.sqlite")
@@ -190,7 +192,7 @@ class World:
         there = report is not None and self.happens(0.8)
         if report is not None and there:
             receipt = mix_pb2.Receipt(status=mix_pb2.Receipt.ACCEPTED)
-            self.ledger.reports.keep_receipt(descriptor.study, descriptor.digest, receipt)
+            self.ledger.account(self.made.study).note_receipt(descriptor.digest, receipt)
         own = report.trail[-1] if report is not None and there else b"\1" * 32
         committed = committed_list(self.made, descriptor.digest, [bytes(32), own])
         course = self.draw.choice(["no list", "list", "list", "sum", "sum", "sum"])

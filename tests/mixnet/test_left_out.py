@@ -107,7 +107,7 @@ def silos(made: Consortium) -> Iterator[list[Silo]]:
         config = approved_silo(made, place)
         ledger = open_ledger(config)
         desk = open_desk(config, made.study, ledger)
-        inclusion = Inclusion(made.study, config.name, ledger, silo_key(made, place))
+        inclusion = Inclusion(made.study, config.name, ledger, silo_key(made, place), config.state)
         found.append(Silo(config.name, place, ledger, desk, inclusion))
     yield found
     for silo in found:
@@ -194,7 +194,7 @@ class Attack:
             for silo, stream in silos:
                 onion = reports[silo.name].onion
                 receipt = await stream.send(submission(self.made, silo.name, descriptor, onion))
-                silo.ledger.reports.keep_receipt(descriptor.study, descriptor.digest, receipt)
+                silo.ledger.account(self.made.study).note_receipt(descriptor.digest, receipt)
         assert self._taker is not None
         _, gated = round_.after(*await output(round_, self._taker))
         kept = [b"fake", *gated[1:]] if self.replaces else gated[1:]
@@ -210,7 +210,7 @@ class Attack:
                 onion = reports[silo.name].onion
                 digest = sha256(onion).digest()
                 receipt = sign_receipt(descriptor.digest, silo.place, digest, mix_key(self.made, 0))
-                silo.ledger.reports.keep_receipt(descriptor.study, descriptor.digest, receipt)
+                silo.ledger.account(self.made.study).note_receipt(descriptor.digest, receipt)
                 onions.append(onion)
         came = input_of(sha256(each).digest() for each in onions)
         stolen, *others = round_.opened(0, onions)

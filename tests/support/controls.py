@@ -56,14 +56,13 @@ def settle(
 ) -> channel_pb2.RoundCommitted:
     """Tell the silo the list of this round, and that it is over."""
     config = load(made.silos[0])
-    report = ledger.reports.find(made.study)
+    report = ledger.account(made.study).last_report()
     assert report is not None
     assert report.descriptor.round == number
     own = report.trail[-1] if included else b"\1" * 32
     committed = committed_list(made, report.descriptor.digest, [bytes(32), own])
-    inclusion = Inclusion(
-        made.study, config.name, ledger, SigningKey.load(config.folder / "sign.key")
-    )
+    key = SigningKey.load(config.folder / "sign.key")
+    inclusion = Inclusion(made.study, config.name, ledger, key, config.state)
     inclusion.committed(committed)
     inclusion.closed(closed_round(made, report.descriptor, void=void))
     return committed
@@ -126,7 +125,7 @@ def _judged(silo_toml: Path, gradients: np.ndarray, *, included: bool) -> bool:
     config = load(silo_toml)
     made, ledger = consortium_of(config), open_ledger(config)
     verify(ledger)
-    stored = ledger.last_round(made.study.identity) == 2
+    stored = ledger.account(made.study).last_round() == 2
     desk = open_desk(config, made.study, ledger, no_noise)
     second = opened(made, answer_at(made, desk, 2))
     assert np.array_equal(second, gradients[1] - gradients[0]), "not the first, which was used"

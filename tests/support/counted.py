@@ -34,14 +34,14 @@ def check_controls(made: Consortium) -> int:
 
 def _kept(made: Consortium, silo: Path, journal: Journal) -> Integers:
     """A silo's integers after its last report, whose fate it may still have to be told."""
-    mechanism, identity = made.study.mechanism(), made.study.identity
+    mechanism = made.study.mechanism()
     with closing(open_ledger(load(silo))) as ledger:
-        kept = ledger.controls.find(identity, mechanism.dimension)
-        last = ledger.reports.find(made.study)
+        kept = ledger.account(made.study).control(mechanism.dimension)
+        last = ledger.account(made.study).last_report()
         if last is None:
             return kept
         digest = last.descriptor.digest
-        known = ledger.reports.outcome(identity, digest)
+        known = ledger.account(made.study).outcome(digest)
         used = _is_used(journal.settlement(digest), last.trail[-1])
         assert not known.settled or known.used == used, last.descriptor.round
     if not used:

@@ -43,7 +43,8 @@ def answer_and_die(silo_toml: str, moment: str) -> None:
 
     ledger.database.set_trace_callback(watch)
     if moment == "before the charge":
-        setattr(ledger, "charge", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+        account = ledger.account(made.study)
+        setattr(account, "charge", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
     report = desk.answer(asked(made, 1))
     (config.folder / "sent").write_bytes(report.onion)
     if moment == "after the charge":
@@ -181,7 +182,7 @@ def _judged(config: SiloConfig, attempt: int, earlier: StoredReport | None) -> b
     ledger = open_ledger(config)
     verify(ledger)
     question = question_of(made, attempt)
-    found = ledger.reports.find(made.study)
+    found = ledger.account(made.study).last_report()
     stored = found is not None and found.descriptor.digest == question.descriptor.digest
     assert stored or found == earlier
     assert ledger.total().rounds == (1 if stored or earlier else 0)

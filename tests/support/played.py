@@ -289,7 +289,7 @@ async def holding(
     desk = open_desk(config, made.study, ledger, tokens=False)
     sign_key = SigningKey.load(config.folder / "sign.key")
     own = Identity.load(config.name, config.folder)
-    holder = LeaseHolder(desk, ledger, own, sign_key, network, links)
+    holder = LeaseHolder(desk, ledger, own, sign_key, config.state, network, links)
     try:
         yield holder
     finally:

@@ -185,8 +185,8 @@ def token_issuer(study: Study) -> Issuer:
 
 def give_tokens(ledger: Ledger, study: Study, rounds: Iterable[int] | None = None) -> None:
     """Tokens into the silo's wallet: for all rounds to come, unless some are named."""
-    to_come = range(ledger.last_round(study.identity) + 1, study.rounds + 1)
-    missing = set(to_come if rounds is None else rounds) - ledger.token_store.rounds(study.identity)
+    to_come = range(ledger.account(study).last_round() + 1, study.rounds + 1)
+    missing = set(to_come if rounds is None else rounds) - ledger.account(study).rounds_with_token()
     if missing:
         issuing = token_issuer(study)
         held = {}
@@ -194,7 +194,7 @@ def give_tokens(ledger: Ledger, study: Study, rounds: Iterable[int] | None = Non
             token, key = blind(), issuing.public_key(number)
             evaluated = issuing.evaluate(number, token.blinded)
             held[number] = HeldToken(key, token.finish(evaluated, key))
-        ledger.token_store.keep(study.identity, held)
+        ledger.account(study).keep_tokens(held)
 
 
 def query_at(

@@ -47,7 +47,7 @@ def restarted(system: Running, process: Process) -> Process:
 def last_round(made: Consortium, silo: int) -> int:
     """The last round that a silo answered."""
     with closing(open_ledger(load(made.silos[silo]))) as ledger:
-        return ledger.last_round(made.study.identity)
+        return ledger.account(made.study).last_round()
 
 
 def answer_again(system: Running, silos: tuple[int, ...]) -> None:

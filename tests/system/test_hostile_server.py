@@ -748,7 +748,7 @@ def test_a_round_with_another_token_key_is_refused(silo: Attacked) -> None:
 def without_tokens(silo: Attacked) -> Consortium:
     made = silo.another_study()
     ledger = open_ledger(silo.siege.config)
-    ledger.token_store.forget(made.study.identity, ROUNDS)
+    ledger._tables.tokens.forget(made.study.identity, ROUNDS)
     ledger.close()
     return made
 

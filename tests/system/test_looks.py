@@ -41,7 +41,7 @@ def test_hundreds_of_looks_during_a_study_raise_no_alarm(tmp_path: Path) -> None
     answered = asyncio.run(_looked_at(made, config))
     assert answered >= LEASE_ROUNDS
     with closing(Ledger(config.state, config.policy)) as ledger:
-        assert ledger.last_round(made.study.identity) == answered
+        assert ledger.account(made.study).last_round() == answered
         assert len(ledger.approvals()) == 1 + CHANGES
 
 

@@ -48,4 +48,4 @@ def tokens(made: Consortium) -> tuple[int, int]:
     with closing(TokenRegister(state / f"tokens-{made.study.short_id}.sqlite")) as register:
         given = register.issued("silo-1", range(1, ROUNDS + 1))
     with closing(open_ledger(load(made.silos[0]))) as ledger:
-        return len(given), len(ledger.token_store.rounds(made.study.identity))
+        return len(given), len(ledger.account(made.study).rounds_with_token())

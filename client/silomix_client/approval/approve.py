@@ -123,7 +123,7 @@ def approve(config: SiloConfig, reviewed: Review, now: datetime) -> None:
     ):
         check_named(ledger, check_chain(config.state))
         check_evidence(config, ledger)
-        ledger.reserve(approval)  # refuse before anything changes
+        ledger.check_new(approval)  # refuse before anything changes
         snapshot = freeze(reviewed.records, reviewed.study.identity, config.state / SNAPSHOTS)
         with telling(config.state):
             entry = ledger.approve(replace(approval, snapshot=snapshot), reviewed.content, now)

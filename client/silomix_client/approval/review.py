@@ -19,7 +19,8 @@ from silomix_client.approval.approve import (
 from silomix_client.config.silo_config import MAIN, SiloConfig
 from silomix_client.errors import BadRecords, SiloError
 from silomix_client.ledger.entries import Approval, worst
-from silomix_client.ledger.ledger import Ledger, check_room
+from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.privacy_filter import check_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _history(
             for each in ledger.approvals()
         )
         reserved = ledger.reserved(approval.population).loss
-        return reserved, earlier, _refusal(lambda: ledger.reserve(approval))
+        return reserved, earlier, _refusal(lambda: ledger.check_new(approval))
     finally:
         ledger.close()
 

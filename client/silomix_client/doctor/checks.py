@@ -210,11 +210,11 @@ def _frozen(ledger: Ledger, approval: Approval) -> Iterator[Finding]:
 
 def _next_round(config: SiloConfig, ledger: Ledger, approval: Approval) -> Iterator[Finding]:
     study = approval.study
-    following = ledger.last_round(study.identity) + 1
+    following = ledger.account(study).last_round() + 1
     if following > study.rounds:
         return
     try:
-        ledger.check(approval, following)
+        ledger.account(study).check(approval, following)
     except SiloError as error:
         advice = "raise epsilon in policy.toml if you mean to, or revoke a study"
         yield Finding(Severity.FAILED, f"budget {study.short_id}", str(error), advice)
@@ -271,7 +271,7 @@ def _room(config: SiloConfig, reviewed: Review) -> Finding:
     with tempfile.TemporaryDirectory() as empty:
         ledger = Ledger(config.state if known.exists() else Path(empty), config.policy)
         try:
-            ledger.reserve(approval)
+            ledger.check_new(approval)
         except BudgetExhausted as error:
             advice = "decline the study, close another, or raise epsilon in policy.toml"
             return Finding(Severity.FAILED, "budget", str(error), advice)

@@ -8,12 +8,12 @@ file of its own (`report_outcome`).
 """
 
 import sqlite3
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
 from silomix_core.study.study import Study, StudyId
-from silomix_proto import mix_pb2, round_pb2
+from silomix_proto import round_pb2
 from silomix_protocol.host.durable import make_folder, write_durably
 from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest, check
 
@@ -147,11 +147,6 @@ class ReportStore:
         """Keep what is known of the report of D, which is the one that is stored."""
         if self.outcome(study, digest) != known:
             self._file(study).write(digest, known)
-
-    def keep_receipt(self, study: StudyId, digest: RoundDigest, receipt: mix_pb2.Receipt) -> None:
-        """Keep what the first mix signed about the stored report."""
-        known = replace(self.outcome(study, digest), receipt=receipt)
-        self.keep_outcome(study, digest, known)
 
     def close(self) -> None:
         for file in self._afterwards.values():

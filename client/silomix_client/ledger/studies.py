@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS studies (
 
 
 class Approvals:
-    """The studies table; the ledger writes it, together with the entries that it refers to."""
+    """The studies table."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -74,11 +74,31 @@ class Approvals:
         ).fetchone()
         return row is not None
 
+    def populations(self) -> set[str]:
+        """The populations that any study was approved for."""
+        return {row[0] for row in self._database.execute("SELECT population FROM studies")}
+
     def of_population(self, population: str) -> list[StudyId]:
         rows = self._database.execute(
             "SELECT study FROM studies WHERE population = ? ORDER BY approved", (population,)
         )
         return [StudyId(row[0]) for row in rows]
+
+    # Inside a transaction, which also writes the entry ------------------------------------------
+
+    def put(self, approval: Approval, content: bytes, entry: int) -> None:
+        """Store what the operator approved, by this entry of the chain."""
+        identity, secret = approval.study.identity, approval.partition
+        self._database.execute(
+            "INSERT INTO studies VALUES (?, ?, ?, ?, ?, NULL)",
+            (identity, content, secret, approval.population, entry),
+        )
+
+    def close(self, study: StudyId, entry: int) -> None:
+        """Close a study; its secret goes: with it noise could be taken off reports."""
+        self._database.execute(
+            "UPDATE studies SET closed = ?, partition = x'' WHERE study = ?", (entry, study)
+        )
 
 
 @lru_cache(maxsize=64)

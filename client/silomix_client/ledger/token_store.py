@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from silomix_core.study.study import StudyId
-from silomix_protocol.host.durable import transaction
 from silomix_protocol.rounds.tokens import Token
 
 SCHEMA = """
@@ -34,12 +33,6 @@ class TokenStore:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 
-    def keep(self, study: StudyId, tokens: Mapping[int, HeldToken]) -> None:
-        """Store the tokens of these rounds durably; a token that is there already stays."""
-        rows = [(study, number, held.key, held.token.to_bytes()) for number, held in tokens.items()]
-        with transaction(self._database):
-            self._database.executemany("INSERT OR IGNORE INTO tokens VALUES (?, ?, ?, ?)", rows)
-
     def find(self, study: StudyId, round_number: int) -> HeldToken | None:
         row = self._database.execute(
             "SELECT key, token FROM tokens WHERE study = ? AND round = ?", (study, round_number)
@@ -51,8 +44,15 @@ class TokenStore:
         rows = self._database.execute("SELECT round FROM tokens WHERE study = ?", (study,))
         return {row[0] for row in rows}
 
+    # Inside a transaction ------------------------------------------------------------------------
+
+    def put(self, study: StudyId, tokens: Mapping[int, HeldToken]) -> None:
+        """Store the tokens of these rounds; a token that is there already stays."""
+        rows = [(study, number, held.key, held.token.to_bytes()) for number, held in tokens.items()]
+        self._database.executemany("INSERT OR IGNORE INTO tokens VALUES (?, ?, ?, ?)", rows)
+
     def forget(self, study: StudyId, last_round: int) -> None:
-        """Drop the tokens of all rounds up to `last_round`; called inside a transaction."""
+        """Drop the tokens of all rounds up to `last_round`."""
         self._database.execute(
             "DELETE FROM tokens WHERE study = ? AND round <= ?", (study, last_round)
         )

@@ -34,7 +34,8 @@ from silomix_client.ledger.entries import (
     whole_plan,
 )
 from silomix_client.ledger.hash_chain import ChainEntry
-from silomix_client.ledger.ledger import TABLES, Ledger
+from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.tables import TABLES
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from silomix_protocol.rounds.heights import Height, check_height, mark_of, sign_
 
 from silomix_client.config.silo_config import SiloConfig
 from silomix_client.errors import LedgerBehind
+from silomix_client.ledger import hash_chain
 from silomix_client.ledger.ledger import Ledger
 
 FILE = "height.json"
@@ -101,7 +102,7 @@ class Witness:
                 f"{signed} a ledger of {shown.entries} entries, and this one has {entries}: it was "
                 "put back to an earlier state, or a copy of this silo runs elsewhere"
             )
-        head = self._ledger.hash_of(shown.entries)
+        head = hash_chain.hash_of(self._ledger.database, shown.entries)
         if head is None or mark_of(head, self._sign_key) != shown.mark:
             return (
                 f"{signed} another entry {shown.entries} than this ledger has: a copy of this silo "

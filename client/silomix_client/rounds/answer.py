@@ -29,7 +29,6 @@ from silomix_protocol.rounds.statements import BrokenChain, check_abandoned
 from silomix_protocol.rounds.tokens import token_bytes
 
 from silomix_client.errors import NotApproved, RefusedQuery, TokenMissing, Unsettled
-from silomix_client.ledger.database import telling
 from silomix_client.ledger.entries import Approval
 from silomix_client.ledger.hash_chain import ChainEntry
 from silomix_client.ledger.ledger import Ledger
@@ -58,7 +57,7 @@ class StudyDesk:
         self.study = approval.study
         self._name = name
         self._approval = approval
-        self._ledger = ledger
+        self._account = ledger.account(self.study)
         self._clock = clock
         self._keystream = keystream
         self._mechanism = approval.mechanism
@@ -87,18 +86,18 @@ class StudyDesk:
         """Return the round's report, charged and stored; the same payload if asked before."""
         descriptor = asked.descriptor
         question = self._reader.read(descriptor, asked.query)
-        stored = self._ledger.stored(self.study, descriptor.round)
+        stored = self._account.stored(descriptor.round)
         if stored is not None:
             return self._again(stored, asked)
-        self._ledger.check(self._approval, descriptor.round)
+        self._account.check(self._approval, descriptor.round)
         self._check_new(descriptor)
         token = self._token(descriptor)
         kept = self._kept(descriptor)
         with self._fixed_time.kept():
             report = self._report(question, self._streams(descriptor), kept)
         sealed = self._seal(token + report, asked)
-        with telling(self._ledger.state):
-            entry = self._ledger.charge(self._approval, sealed, self._clock(), kept)
+        with self._account.telling():
+            entry = self._account.charge(self._approval, sealed, self._clock(), kept)
             self._tell_charged(descriptor, entry)
         return sealed
 
@@ -121,7 +120,7 @@ class StudyDesk:
         """Return the stored report, as is or sealed for a later attempt; refuse other questions."""
         earlier, descriptor = stored.descriptor, asked.descriptor
         number = descriptor.round
-        known = self._ledger.reports.outcome(self.study.identity, earlier.digest)
+        known = self._account.outcome(earlier.digest)
         if not is_sealed_again(earlier, known, descriptor):
             return stored
         try:
@@ -129,7 +128,7 @@ class StudyDesk:
         except (BrokenChain, ForgedSignature) as error:
             raise RefusedQuery(f"round {number} was asked again: {error}") from error
         sealed = self._seal(stored.payload, asked)
-        self._ledger.replace(earlier.digest, sealed)
+        self._account.replace(earlier.digest, sealed)
         logs.event("report_sealed_again", round=number, attempt=descriptor.attempt)
         return sealed
 
@@ -144,16 +143,15 @@ class StudyDesk:
         phase = self._mechanism.phase_of(asked.round)
         answers = [
             number
-            for number in self._ledger.answers_to(self.study.identity, asked.query)
+            for number in self._account.answers_to(asked.query)
             if self._mechanism.phase_of(number) == phase
         ]
         if not answers:
             return
-        last = self._ledger.reports.find(self.study)
+        last = self._account.last_report()
         known = NOTHING
         if last is not None and last.descriptor.round == answers[-1]:
-            digest = last.descriptor.digest
-            known = self._ledger.reports.outcome(self.study.identity, digest)
+            known = self._account.outcome(last.descriptor.digest)
         if not may_repeat(known, len(answers)):
             raise RefusedQuery(
                 f"round {asked.round} asks what round {answers[-1]} asked, and nobody showed that "
@@ -164,7 +162,7 @@ class StudyDesk:
         """The bytes of the round's token; none in a study without tokens."""
         if not self.study.batching.tokens:
             return b""
-        held = self._ledger.token_store.find(self.study.identity, descriptor.round)
+        held = self._account.token(descriptor.round)
         if held is None:
             raise TokenMissing(f"no token for round {descriptor.round}")
         if held.key != descriptor.token_key:
@@ -181,12 +179,11 @@ class StudyDesk:
         """
         if not self.study.has_control:
             return None
-        identity, controls = self.study.identity, self._ledger.controls
-        kept = controls.find(identity, self._mechanism.dimension)
-        last = self._ledger.reports.find(self.study)
+        kept = self._account.control(self._mechanism.dimension)
+        last = self._account.last_report()
         if last is None:
             return kept
-        known = self._ledger.reports.outcome(identity, last.descriptor.digest)
+        known = self._account.outcome(last.descriptor.digest)
         if not may_answer(last.descriptor, known, asked, control=True):
             raise Unsettled(f"it is not known whether round {last.descriptor.round} was used")
         if not known.used:

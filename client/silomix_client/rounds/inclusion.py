@@ -52,18 +52,21 @@ class _Sent:
 class Inclusion:
     """Follows what became of a silo's reports, over all leases of one study."""
 
-    def __init__(self, study: Study, silo: str, ledger: Ledger, sign_key: SigningKey) -> None:
-        self._study, self._ledger, self._sign_key = study, ledger, sign_key
+    def __init__(
+        self, study: Study, silo: str, ledger: Ledger, sign_key: SigningKey, state: Path
+    ) -> None:
+        self._study, self._sign_key, self._state = study, sign_key, state
+        self._account = ledger.account(study)
         self._place = study.places[silo]
         self._sent: _Sent | None = None
-        stored = ledger.reports.find(study)
+        stored = self._account.last_report()
         if stored is not None:
             self.answered(stored)
         self._inquiry: Inquiry | None = None
-        self._last_answered = ledger.last_round(study.identity)
+        self._last_answered = self._account.last_round()
         self._told = 0  # the last round that was opened, over all connections
         self._listening = False  # whether a round was opened on this connection
-        self.stop_rule = StopRule(ledger.state, study.identity)
+        self.stop_rule = StopRule(state, study.identity)
 
     @property
     def inquiring(self) -> bool:
@@ -155,10 +158,10 @@ class Inclusion:
         return self._sent if self._sent is not None and self._sent.digest == digest else None
 
     def _known(self, sent: _Sent) -> ReportOutcome:
-        return self._ledger.reports.outcome(self._study.identity, sent.digest)
+        return self._account.outcome(sent.digest)
 
     def _keep(self, sent: _Sent, known: ReportOutcome) -> ReportOutcome:
-        self._ledger.reports.keep_outcome(self._study.identity, sent.digest, known)
+        self._account.note_outcome(sent.digest, known)
         return known
 
     def _listed(self, committed: channel_pb2.RoundCommitted, sent: _Sent) -> ReportOutcome:
@@ -205,7 +208,7 @@ class Inclusion:
         self, sent: _Sent, known: ReportOutcome, committed: channel_pb2.RoundCommitted | None
     ) -> Frames:
         """Ask what every mix stated about a round in which our report, or any report, was lost."""
-        stored = self._ledger.reports.find(self._study)
+        stored = self._account.last_report()
         if known.receipt is None or stored is None:
             logs.warning("nobody_to_complain_about", reason="the first mix gave no receipt")
             return []
@@ -234,5 +237,5 @@ class Inclusion:
         )
 
     def _save(self, inquiry: Inquiry) -> Path:
-        folder = self._ledger.state / complaint_files.FOLDER
+        folder = self._state / complaint_files.FOLDER
         return complaint_files.save(inquiry.copy, inquiry.descriptor, folder)

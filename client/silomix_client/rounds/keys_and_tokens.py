@@ -46,6 +46,7 @@ class KeysAndTokens:
 
     def __init__(self, study: Study, ledger: Ledger, sign_key: SigningKey) -> None:
         self._study, self._ledger, self._sign_key = study, ledger, sign_key
+        self._account = ledger.account(study)
         self.book = KeyBook(study)
         self._requests: deque[_Request] = deque()  # oldest first, as they are answered
 
@@ -96,7 +97,7 @@ class KeysAndTokens:
                 raise RefusedQuery("a token that was not asked for")
             held[place] = HeldToken(key, request.blinded[place].finish(evaluated, key))
         if held:
-            self._ledger.token_store.keep(self._study.identity, held)
+            self._account.keep_tokens(held)
         if refused := len(request.blinded) - len(held):
             logs.warning("tokens_refused", first=request.first_round, rounds=refused)
 
@@ -107,8 +108,8 @@ class KeysAndTokens:
 
     def _request(self, first: int, keys: tuple[bytes, ...]) -> channel_pb2.TokenRequest:
         rounds = range(first, first + len(keys))
-        have = self._ledger.token_store.rounds(self._study.identity)
-        answered = self._ledger.last_round(self._study.identity)
+        have = self._account.rounds_with_token()
+        answered = self._account.last_round()
         pending = {place for request in self._requests for place in request.blinded}
         wanted = [
             place

@@ -13,6 +13,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -109,12 +110,14 @@ class LeaseHolder:
         ledger: Ledger,
         identity: Identity,
         sign_key: SigningKey,
+        state: Path,
         network: OutboundNetwork | None = None,
         links: Links | None = None,
     ) -> None:
-        self._desk, self._ledger = desk, ledger
+        self._desk, self._state = desk, state
         self._witness = Witness(ledger, identity.name, sign_key)
         self._study: Study = desk.study
+        self._account = ledger.account(desk.study)
         self._identity, self._sign_key = identity, sign_key
         network, links = network or OutboundNetwork(), links or Links()
         self._network, server = network, self._study.server
@@ -124,7 +127,7 @@ class LeaseHolder:
         self._link.idle()
         self._mix = FirstMix(self._study, identity, sign_key, network, links, self._witness)
         self._keys_and_tokens = KeysAndTokens(self._study, ledger, sign_key)
-        self._inclusion = Inclusion(self._study, identity.name, ledger, sign_key)
+        self._inclusion = Inclusion(self._study, identity.name, ledger, sign_key, state)
         self._listening = ListeningLimit(self._study)
         self._sent: tuple[bytes, int] = b"", 0  # the report that was sent last, and how often
 
@@ -313,7 +316,7 @@ class LeaseHolder:
         self._inclusion.opened(asked.descriptor)
         if self._inclusion.stop_rule.stops:
             return
-        if (lack := lack_of_room(self._ledger.state)) is not None:
+        if (lack := lack_of_room(self._state)) is not None:
             logs.warning("disk_full", round=number, reason=lack)
             return
         if not await self._mix.is_there():
@@ -348,5 +351,4 @@ class LeaseHolder:
         except NotTaken:
             return  # without a receipt nobody can have lost it
         if receipt is not None:
-            descriptor = report.descriptor
-            self._ledger.reports.keep_receipt(descriptor.study, descriptor.digest, receipt)
+            self._account.note_receipt(report.descriptor.digest, receipt)

@@ -17,6 +17,7 @@ from silomix_client.config.silo_config import SiloConfig, load
 from silomix_client.errors import BudgetExhausted, RefusedQuery, Unsettled
 from silomix_client.ledger.ledger import Ledger
 from silomix_client.ledger.report_fate import ReportOutcome
+from silomix_client.ledger.study_account import StudyAccount
 from silomix_client.ledger.verify_ledger import verify
 from silomix_client.rounds.answer import StudyDesk
 from silomix_client.rounds.inclusion import Inclusion
@@ -101,7 +102,7 @@ def check_charges(made: Consortium) -> None:
     assert ledger.total().loss.released.samples == 25 * DIMENSION
     assert verify(ledger).entries == 6
     with pytest.raises(RefusedQuery):
-        ledger.check(ledger.approval(made.study.identity), 6)
+        ledger.account(made.study).check(ledger.approval(made.study.identity), 6)
     ledger.close()
 
 
@@ -127,8 +128,9 @@ def test_a_ledger_that_charges_rounds_instead_of_steps_is_caught(
 ) -> None:
     made = altered(copied(template, tmp_path / "c"), FIVE_STEPS)
     approved_silo(made)
-    decide = Ledger._decide
-    monkeypatch.setattr(Ledger, "_decide", lambda *given: (*decide(*given)[:2], 1, True))
+    decide = StudyAccount._decide
+    rounds_only = lambda *given: replace(decide(*given), times=1, takes_part=True)  # noqa: E731
+    monkeypatch.setattr(StudyAccount, "_decide", rounds_only)
     with pytest.raises(AssertionError):
         check_charges(made)
 
@@ -224,7 +226,7 @@ def test_nothing_is_answered_or_charged_before_it_is_known_whether_the_last_answ
 ) -> None:
     report = answer_at(made, desk, 1)
     key = SigningKey.load(config.folder / "sign.key")
-    inclusion = Inclusion(made.study, config.name, ledger, key)
+    inclusion = Inclusion(made.study, config.name, ledger, key, config.state)
     digest = report.descriptor.digest
     if known == "the list":
         inclusion.committed(committed_list(made, digest, [bytes(32), report.trail[-1]]))

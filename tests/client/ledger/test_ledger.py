@@ -65,7 +65,7 @@ def report_of(made: Consortium, round_number: int, size: int = 100) -> StoredRep
 
 def charge(ledger: Ledger, made: Consortium, round_number: int, size: int = 100) -> StoredReport:
     report = report_of(made, round_number, size)
-    ledger.charge(ledger.approval(made.study.identity), report, NOW)
+    ledger.account(made.study).charge(ledger.approval(made.study.identity), report, NOW)
     return report
 
 
@@ -171,7 +171,7 @@ def test_any_order_of_questions_charges_each_round_at_most_once_and_never_goes_b
             charged.append(round_number)
         else:
             with pytest.raises(RefusedQuery):
-                ledger.check(ledger.approval(study.identity), round_number)
+                ledger.account(study).check(ledger.approval(study.identity), round_number)
         now = ledger.total()
         assert now.rounds == len(charged)
         assert now.loss.value >= spent
@@ -208,7 +208,7 @@ def test_rounding_errors_of_many_rounds_neither_stop_a_study_early_nor_let_it_go
         charge(ledger, made, round_number)
     assert ledger.total().epsilon(study.target.delta) <= study.target.epsilon
     with pytest.raises(RefusedQuery, match=f"not one of the study's {rounds}"):
-        ledger.check(approval, rounds + 1)
+        ledger.account(study).check(approval, rounds + 1)
     ledger.close()
 
 
@@ -218,7 +218,7 @@ def test_what_another_process_wrote_between_check_and_charge_counts(
 ) -> None:
     study = consortium.study.identity
     ledger, other = open_ledger(config), open_ledger(config)
-    ledger.check(ledger.approval(study), 1)
+    ledger.account(consortium.study).check(ledger.approval(study), 1)
     if kind == "charged":
         charge(other, consortium, 1)
     else:
@@ -234,17 +234,17 @@ def test_what_this_process_wrote_between_two_checks_counts(
     consortium: Consortium, ledger: Ledger
 ) -> None:
     approval = ledger.approval(consortium.study.identity)
-    ledger.check(approval, 1)
+    ledger.account(consortium.study).check(approval, 1)
     charge(ledger, consortium, 1)
     with pytest.raises(RefusedQuery):
-        ledger.check(approval, 1)
+        ledger.account(consortium.study).check(approval, 1)
 
 
 def test_a_policy_that_was_lowered_between_check_and_charge_counts(
     consortium: Consortium, ledger: Ledger
 ) -> None:
-    ledger.check(ledger.approval(consortium.study.identity), 1)
-    ledger.policy = allowing(PrivacyTarget(0.01, 1e-9))
+    ledger.account(consortium.study).check(ledger.approval(consortium.study.identity), 1)
+    ledger.follow(allowing(PrivacyTarget(0.01, 1e-9)))
     with pytest.raises(BudgetExhausted):
         charge(ledger, consortium, 1)
 
@@ -328,7 +328,7 @@ def test_a_stored_onion_comes_back_to_the_byte(
     report = charge(ledger, consortium, 1, size)
     ledger.close()
     reopened = open_ledger(config)
-    assert reopened.stored(consortium.study, 1) == report
+    assert reopened.account(consortium.study).stored(1) == report
     reopened.close()
 
 
@@ -352,8 +352,8 @@ def test_the_report_of_a_round_that_is_over_is_gone_and_the_round_is_never_answe
     second = charge(ledger, consortium, 2, size)
     before = written(config)
     with pytest.raises(RefusedQuery, match="that round is over"):
-        ledger.stored(consortium.study, 1)
-    assert ledger.stored(consortium.study, 2) == second
+        ledger.account(consortium.study).stored(1)
+    assert ledger.account(consortium.study).stored(2) == second
     assert written(config) == before
     assert len(before[1]) == (1 if size == 100 else 2)  # the snapshot, and a large onion
 

@@ -408,9 +408,9 @@ def test_a_ledger_that_grew_on_the_way_is_shown_as_it_is_now(
     followed = follow(made, config, asking, prepare=prepare)
     assert followed.outcome == (Ending.DONE, 1)
     with closing(open_ledger(config)) as ledger:
-        report = ledger.reports.find(made.study)
+        report = ledger.account(made.study).last_report()
         assert report is not None
-        afterwards = ledger.reports.outcome(made.study.identity, report.descriptor.digest)
+        afterwards = ledger.account(made.study).outcome(report.descriptor.digest)
         assert afterwards is not None
         assert afterwards.receipt is not None
 

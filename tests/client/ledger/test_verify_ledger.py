@@ -221,7 +221,7 @@ def test_a_closed_study_is_answered_no_more_and_frees_what_it_did_not_spend(
     for factor, allowed in ((1 - 1e-6, False), (1 + 1e-6, True)):
         roomy = Ledger(config.state, allowing(PrivacyTarget(needed * factor, 1e-5)))
         with nullcontext() if allowed else pytest.raises(BudgetExhausted):
-            roomy.reserve(approval_of(smaller.study))
+            roomy.check_new(approval_of(smaller.study))
         roomy.close()
     assert verify(ledger).entries == 5
 
@@ -250,10 +250,10 @@ def test_a_closed_study_cannot_be_approved_again(
 ) -> None:
     approval = approval_of(consortium.study)
     with pytest.raises(NotApproved, match="already approved"):
-        ledger.reserve(approval)
+        ledger.check_new(approval)
     ledger.close_study(consortium.study.identity, NOW)
     with pytest.raises(NotApproved, match="was revoked here; a revoked study cannot be approved"):
-        ledger.reserve(approval)
+        ledger.check_new(approval)
 
 
 # What a policy may not leave out -----------------------------------------------------------------

@@ -352,7 +352,7 @@ def test_a_charge_is_on_disk_before_a_report_is_handed_out(
     """Seen from another connection, and with the very bytes."""
     report = desk.answer(asked(consortium, 1))
     other = open_ledger(config)
-    assert other.stored(consortium.study, 1) == report
+    assert other.account(consortium.study).stored(1) == report
     assert other.total().rounds == 1
     other.close()
 
@@ -406,10 +406,10 @@ def test_a_point_is_read_as_little_endian_doubles(
 
 def end(made: Consortium, ledger: Ledger, *, void: bool, ended: bool) -> None:
     """The server's word about the last report; every mix's too, if it `ended`."""
-    report = ledger.reports.find(made.study)
+    report = ledger.account(made.study).last_report()
     assert report is not None
     said = closed_round(made, report.descriptor, void=void, ended=None if ended else ())
-    Inclusion(made.study, "silo-1", ledger, silo_key(made, 0)).closed(said)
+    Inclusion(made.study, "silo-1", ledger, silo_key(made, 0), ledger.state).closed(said)
 
 
 def test_a_question_that_was_answered_is_not_answered_in_another_round(

@@ -86,7 +86,7 @@ def test_after_every_mix_abandoned_it_a_payload_is_sealed_again_and_nothing_is_c
     assert verify(ledger).entries == 2
     assert desk.answer(question) == again  # and from now on, those bytes
     other = open_ledger(config)
-    assert other.stored(consortium.study, 1) == again
+    assert other.account(consortium.study).stored(1) == again
     other.close()
 
 
@@ -125,11 +125,11 @@ def test_a_later_attempt_of_a_round_that_was_never_answered_needs_no_statements(
 def test_what_is_known_of_the_first_attempt_does_not_belong_to_the_second(
     consortium: Consortium, ledger: Ledger, desk: StudyDesk, first: StoredReport
 ) -> None:
-    study = consortium.study.identity
+    account = ledger.account(consortium.study)
     receipt = mix_pb2.Receipt(status=mix_pb2.Receipt.ACCEPTED)
-    ledger.reports.keep_receipt(study, first.descriptor.digest, receipt)
+    account.note_receipt(first.descriptor.digest, receipt)
     again = desk.answer(second(consortium))
-    assert ledger.reports.outcome(study, again.descriptor.digest) == NOTHING
+    assert account.outcome(again.descriptor.digest) == NOTHING
 
 
 def test_a_report_that_was_in_a_list_is_not_sealed_again(
@@ -141,7 +141,7 @@ def test_a_report_that_was_in_a_list_is_not_sealed_again(
 ) -> None:
     digest = first.descriptor.digest
     seen = NOTHING.listed(bytes(32), included=True)
-    ledger.reports.keep_outcome(consortium.study.identity, digest, seen)
+    ledger.account(consortium.study).note_outcome(digest, seen)
     before = written(config)
     with pytest.raises(RefusedQuery, match="had come out"):
         desk.answer(second(consortium))
@@ -270,8 +270,8 @@ def test_a_closed_study_seals_nothing_again(
     with pytest.raises(RefusedQuery, match="no longer kept"):
         desk.answer(second(consortium))
     assert written(config) == before
-    assert ledger.reports.find(consortium.study) is None
-    assert ledger.token_store.rounds(consortium.study.identity) == set()
+    assert ledger.account(consortium.study).last_report() is None
+    assert ledger.account(consortium.study).rounds_with_token() == set()
 
 
 def test_of_two_processes_that_seal_again_one_succeeds(
@@ -281,8 +281,8 @@ def test_of_two_processes_that_seal_again_one_succeeds(
     again = desk.answer(second(consortium))
     late = replace(again, onion=b"other bytes")
     with pytest.raises(RefusedQuery, match="no longer kept"):
-        ledger.replace(first.descriptor.digest, late)
-    assert ledger.stored(consortium.study, 1) == again
+        ledger.account(consortium.study).replace(first.descriptor.digest, late)
+    assert ledger.account(consortium.study).stored(1) == again
 
 
 # Keys --------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_a_refusal_does_not_tell_when_the_silo_would_have_come(
     """A budget that no longer holds one report is refused in every round alike."""
     ledger = open_ledger(config)
     desk = open_desk(config, made.study, ledger)
-    ledger.policy = allowing(PrivacyTarget(1.0, 1e-5))
+    ledger.follow(allowing(PrivacyTarget(1.0, 1e-5)))
     for number in range(1, ROUNDS + 1):
         with pytest.raises(BudgetExhausted):
             desk.answer(asked(made, number))

@@ -137,7 +137,7 @@ def test_a_silo_whose_report_is_there_confirms_the_whole_list_and_never_its_own_
     list_hash = sha256(joined).digest()
     assert check_confirmation(answer.confirmation, digest, list_hash, made.study) == "silo-1"
     ledger = open_ledger(config)
-    report = ledger.stored(made.study, 1)
+    report = ledger.account(made.study).stored(1)
     ledger.close()
     assert report is not None
     assert not any(each in frame.SerializeToString() for each in report.trail)
@@ -485,7 +485,7 @@ def test_a_complaint_on_the_wire_has_nothing_of_the_report_but_its_receipt(
     assert not complaint.trail
     assert not complaint.chain
     ledger = open_ledger(config)
-    report = ledger.stored(made.study, 1)
+    report = ledger.account(made.study).stored(1)
     ledger.close()
     assert report is not None
     onion, *layers = report.trail

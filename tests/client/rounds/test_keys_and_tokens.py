@@ -83,7 +83,7 @@ def test_one_request_asks_for_a_token_of_every_round_and_they_are_kept_on_disk(
     assert not any(stretches.awaits_token(number) for number in range(1, 6))
     issuing, other = token_issuer(consortium.study), open_ledger(config)
     for number in range(1, 6):
-        held = other.token_store.find(consortium.study.identity, number)
+        held = other.account(consortium.study).token(number)
         assert held is not None
         assert held.key == issuing.public_key(number)
         assert issuing.valid(number, held.token)
@@ -107,7 +107,7 @@ def test_no_token_is_asked_for_of_a_round_that_is_over(
     give_tokens(ledger, consortium.study, [2])
     ledger_desk = open_desk(config, consortium.study, ledger)
     ledger_desk.answer(asked(consortium, 2))
-    ledger.token_store.forget(consortium.study.identity, 5)
+    ledger._tables.tokens.forget(consortium.study.identity, 5)
     assert wanted(requested(stretches, stretch_of(consortium))) == [3, 4, 5]
 
 
@@ -144,7 +144,7 @@ def test_a_silo_killed_before_it_stored_its_tokens_gets_them_after_a_restart(
     reply = register.issue("silo-1", again)
     assert [each[:32] for each in reply.evaluated] == [each[:32] for each in lost.evaluated]
     stretches.take(reply)
-    assert ledger.token_store.rounds(study.identity) == {1, 2, 3, 4, 5}
+    assert ledger.account(study).rounds_with_token() == {1, 2, 3, 4, 5}
     ledger.close()
     register.close()
 
@@ -157,13 +157,13 @@ def test_a_silo_whose_folder_was_put_back_asks_for_the_same_tokens(
         stretches = KeysAndTokens(consortium.study, ledger, silo_key(consortium))
         first = requested(stretches, stretch_of(consortium))
         stretches.take(tokens_for(consortium.study, first))
-        held = ledger.token_store.find(consortium.study.identity, 2)
+        held = ledger.account(consortium.study).token(2)
     earlier.put_back()
     with closing(open_ledger(config)) as ledger:
         stretches = KeysAndTokens(consortium.study, ledger, silo_key(consortium))
         assert requested(stretches, stretch_of(consortium)) == first
         stretches.take(tokens_for(consortium.study, first))
-        assert ledger.token_store.find(consortium.study.identity, 2) == held
+        assert ledger.account(consortium.study).token(2) == held
 
 
 def test_another_token_key_for_a_round_gets_another_nonce_and_another_element(
@@ -181,9 +181,9 @@ def test_another_token_key_for_a_round_gets_another_nonce_and_another_element(
             request = requested(stretches, stretch)
             evaluated = [own.evaluate(place, each) for place, each in enumerate(request.blinded, 1)]
             stretches.take(channel_pb2.TokenReply(first_round=1, evaluated=evaluated))
-            tokens = [ledger.token_store.find(study.identity, number) for number in range(1, 6)]
+            tokens = [ledger.account(study).token(number) for number in range(1, 6)]
             with transaction(ledger.database):
-                ledger.token_store.forget(study.identity, 5)
+                ledger._tables.tokens.forget(study.identity, 5)
         held.append((list(request.blinded), [each.token.nonce for each in tokens if each]))
     elements = [element for blinded, _ in held for element in blinded]
     nonces = [nonce for _, nonces in held for nonce in nonces]
@@ -213,12 +213,12 @@ def test_an_approval_whose_secret_is_gone_asks_for_no_tokens(
 def test_a_charge_spends_the_token_and_drops_those_of_earlier_rounds(
     consortium: Consortium, config: SiloConfig, ledger: Ledger
 ) -> None:
-    desk, study = open_desk(config, consortium.study, ledger), consortium.study.identity
-    held = ledger.token_store.find(study, 3)
+    desk, account = open_desk(config, consortium.study, ledger), ledger.account(consortium.study)
+    held = account.token(3)
     assert held is not None
     report = desk.answer(asked(consortium, 3))
     assert report.payload[:TOKEN_BYTES] == held.token.to_bytes()
-    assert ledger.token_store.rounds(study) == {4, 5}
+    assert account.rounds_with_token() == {4, 5}
 
 
 def test_a_later_attempt_carries_the_same_token(
@@ -242,7 +242,7 @@ def test_a_round_without_a_token_is_not_answered_and_nothing_is_computed_or_char
 
     desk = open_desk(config, consortium.study, ledger, watched)
     drawn.clear()  # the desk measured its own pace
-    ledger.token_store.forget(consortium.study.identity, 5)
+    ledger._tables.tokens.forget(consortium.study.identity, 5)
     before = written(config)
     with pytest.raises(TokenMissing, match="no token for round 1"):
         desk.answer(asked(consortium, 1))
@@ -255,7 +255,7 @@ def test_a_token_made_with_another_key_than_the_descriptor_names_is_refused(
 ) -> None:
     """The server announced a key to this silo alone; the round's descriptor is everybody's."""
     desk = open_desk(config, consortium.study, ledger)
-    ledger.token_store.forget(consortium.study.identity, 5)
+    ledger._tables.tokens.forget(consortium.study.identity, 5)
     own = issuer(bytes(32), consortium.study.identity)
     stretch = stretch_of(consortium)
     del stretch.token_keys[:]
@@ -310,7 +310,7 @@ def test_a_reply_may_refuse_some_tokens(
     reply = tokens_for(consortium.study, requested(stretches, stretch_of(consortium)))
     reply.evaluated[1] = b""
     stretches.take(reply)
-    assert ledger.token_store.rounds(consortium.study.identity) == {1, 3, 4, 5}
+    assert ledger.account(consortium.study).rounds_with_token() == {1, 3, 4, 5}
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (1, 4), (1, 6), (0, 0)])
@@ -341,7 +341,7 @@ def test_tokens_that_nobody_asked_for_are_refused(
 
 def test_a_held_token_does_not_show_itself(consortium: Consortium, ledger: Ledger) -> None:
     give_tokens(ledger, consortium.study, [1])
-    held = ledger.token_store.find(consortium.study.identity, 1)
+    held = ledger.account(consortium.study).token(1)
     assert held is not None
     assert repr(held.token.nonce) not in repr(held)
     assert Token.from_bytes(held.token.to_bytes()) == held.token

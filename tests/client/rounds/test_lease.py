@@ -145,7 +145,7 @@ def test_what_reaches_the_mix_is_what_the_ledger_keeps(
     followed = follow(made, config, script)
     (onion,) = followed.mix.left_over()
     ledger = open_ledger(config)
-    stored = ledger.stored(made.study, 1)
+    stored = ledger.account(made.study).stored(1)
     ledger.close()
     assert stored is not None
     assert stored.onion == onion
@@ -828,6 +828,6 @@ def test_a_receipt_for_another_silo_ends_the_lease_and_is_not_kept(
     followed = follow(made, config, script, prepare=another_s)
     assert followed.outcome == (Ending.REFUSED, 1)
     ledger = open_ledger(config)
-    known = ledger.reports.outcome(made.study.identity, round_of(made, 1).digest)
+    known = ledger.account(made.study).outcome(round_of(made, 1).digest)
     ledger.close()
     assert known.receipt is None

@@ -115,7 +115,7 @@ def test_two_phased_studies_add_up_though_their_phases_do_not(
     event = study.mechanism().event(study.participant(study.silos[0]))
     ledger = open_ledger(config, PrivacyTarget(3.2, 1e-5))
     ledger.approve(approval_of(review(config, second).study), second, NOW)
-    assert ledger._reserved("").value == pytest.approx(2 * event.mu**2)
+    assert ledger.reserved().loss.value == pytest.approx(2 * event.mu**2)
     ledger.close()
 
 

@@ -5,6 +5,8 @@ import signal
 import sys
 
 if os.environ["SILOMIX_TEST_KILLED"] in sys.orig_argv:
-    from silomix_client.ledger.token_store import TokenStore
+    from silomix_client.ledger.study_account import StudyAccount
 
-    setattr(TokenStore, "keep", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+    setattr(  # noqa: B010
+        StudyAccount, "keep_tokens", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    )
