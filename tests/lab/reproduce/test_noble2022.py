@@ -14,9 +14,10 @@ from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.simulation.one_process import rehearsal
 from silomix_core.task.task import UNIT
-from silomix_lab.reproduce import noble2022, synthetic
 from silomix_lab.reproduce import run_experiment as run
+from silomix_lab.reproduce import synthetic
 from silomix_lab.reproduce.experiment import ClaimVerdict, ExperimentRequest
+from silomix_lab.reproduce.noble2022 import findings as noble2022
 from silomix_lab.reproduce.synthetic import Population
 
 VECTORS = Path(__file__).parents[2] / "vectors"
