@@ -17,13 +17,32 @@ from silomix_core.task.task import UNIT
 from silomix_lab.reproduce import run_experiment as run
 from silomix_lab.reproduce import synthetic
 from silomix_lab.reproduce.experiment import ClaimVerdict, ExperimentRequest
-from silomix_lab.reproduce.noble2022 import findings as noble2022
+from silomix_lab.reproduce.noble2022 import findings
+from silomix_lab.reproduce.noble2022.accuracies import NobleResults
+from silomix_lab.reproduce.noble2022.paper_rounds import cell, needed_sigma_g
+from silomix_lab.reproduce.noble2022.sizes_and_methods import (
+    CLIP,
+    FED_AVG,
+    FULL,
+    LEVELS,
+    PRINTED_ACCURACIES,
+    PRINTED_DELTA,
+    PRINTED_ROUNDS,
+    SCAFFOLD,
+    SIGMAS_G,
+    UNLESS_TOLD,
+    NobleMethod,
+    NobleNoise,
+    NobleTrial,
+    Size,
+)
+from silomix_lab.reproduce.noble2022.trial import study
 from silomix_lab.reproduce.synthetic import Population
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 # twelve noised gradients whatever K is: one calibration for all
-TINY = noble2022.Size("reduced", 4, 60, 2, ((1, 12), (2, 6), (3, 4)), printed=True)
-TINY_FULL = noble2022.Size("full", 4, 60, 2, ((1, 20), (5, 4), (10, 2)), printed=True)
+TINY = Size("reduced", 4, 60, 2, ((1, 12), (2, 6), (3, 4)), printed=True)
+TINY_FULL = Size("full", 4, 60, 2, ((1, 20), (5, 4), (10, 2)), printed=True)
 
 
 def largest_share(labels: np.ndarray) -> float:
@@ -79,52 +98,49 @@ def test_the_printed_rounds_are_those_of_the_vectors() -> None:
     read = {(each["local_steps"], each["sigma_g"]): each["rounds"] for each in known["cell"]}
     ours = {
         (steps, sigma_g): rounds
-        for steps, column in noble2022.PRINTED_ROUNDS.items()
-        for sigma_g, rounds in zip(noble2022.SIGMAS_G, column, strict=True)
+        for steps, column in PRINTED_ROUNDS.items()
+        for sigma_g, rounds in zip(SIGMAS_G, column, strict=True)
     }
     assert ours == read
-    assert known["setting"]["delta"] == pytest.approx(noble2022.PRINTED_DELTA)
+    assert known["setting"]["delta"] == pytest.approx(PRINTED_DELTA)
 
 
 def test_a_cell_costs_more_towards_the_server_and_its_noise_can_be_found() -> None:
-    found = noble2022.cell(5, 10, 488)
+    found = cell(5, 10, 488)
     assert found.rounds == 488
     assert 2.99 < found.third_party <= 3
     assert found.third_party < found.ours < found.server
-    event = PrivacyEvent(Scheme.POISSON, 0.2, 2**20 / noble2022.needed_sigma_g(5, 488), 2**20, 410)
-    assert 2.9 < epsilon_of([(event, 5 * 488)], noble2022.PRINTED_DELTA) <= 3
+    event = PrivacyEvent(Scheme.POISSON, 0.2, 2**20 / needed_sigma_g(5, 488), 2**20, 410)
+    assert 2.9 < epsilon_of([(event, 5 * 488)], PRINTED_DELTA) <= 3
 
 
 def test_other_rounds_than_printed_do_not_hold() -> None:
-    cells = [noble2022.cell(1, 10, 542)]
-    assert noble2022.findings(cells, [], None).claims[0].verdict is ClaimVerdict.HOLDS
+    cells = [cell(1, 10, 542)]
+    assert findings.findings(cells, [], None).claims[0].verdict is ClaimVerdict.HOLDS
     wrong = [replace(cells[0], printed=540)]
-    assert noble2022.findings(wrong, [], None).claims[0].verdict is ClaimVerdict.FAILS
+    assert findings.findings(wrong, [], None).claims[0].verdict is ClaimVerdict.FAILS
 
 
 # Trials -------------------------------------------------------------------------------------------
 
 
 def test_noise_is_that_of_the_promise_or_the_printed_one() -> None:
-    ours, printed = (
-        noble2022.study(TINY, 5.0, noble2022.NobleMethod(noble2022.SCAFFOLD, 3, noise), 5.0)
-        for noise in noble2022.NobleNoise
-    )
+    ours, printed = (study(TINY, 5.0, NobleMethod(SCAFFOLD, 3, noise), 5.0) for noise in NobleNoise)
     (silo, *_) = ours.participants
     assert silo.target.delta == 1 / (4 * 48)
     assert 2.5 < ours.mechanism.epsilon(silo) <= 3
-    assert printed.mechanism.sigma() == pytest.approx(10 * 2 * noble2022.CLIP / (0.2 * 48))
+    assert printed.mechanism.sigma() == pytest.approx(10 * 2 * CLIP / (0.2 * 48))
     assert ours.setting.participants == 2
     assert ours.mechanism.minibatch == Minibatch(Scheme.POISSON, 0.2)
 
 
 def test_an_algorithm_is_told_of_the_batches_of_a_rehearsal() -> None:
     """dp-fedsgd takes as many steps as batches make up all records."""
-    study = noble2022.study(TINY, 0.0, noble2022.NobleMethod(noble2022.FED_AVG, 2), 5.0)
+    made_study = study(TINY, 0.0, NobleMethod(FED_AVG, 2), 5.0)
     made = rehearsal(
-        study.task,
+        made_study.task,
         algorithm("dp-fedsgd"),
-        study.participants,
+        made_study.participants,
         rounds=2,
         radius=5.0,
         clip=1.0,
@@ -137,8 +153,8 @@ def test_an_algorithm_is_told_of_the_batches_of_a_rehearsal() -> None:
 def test_a_run_writes_its_findings_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noble2022, "REDUCED", TINY)
-    monkeypatch.setitem(run.EXPERIMENTS, "scaf", noble2022.EXPERIMENT)
+    monkeypatch.setattr(findings, "REDUCED", TINY)
+    monkeypatch.setitem(run.EXPERIMENTS, "scaf", findings.EXPERIMENT)
     console = Console(record=True, width=200)
     request = ExperimentRequest(None, 1, ("reduced",), tmp_path, 1)
     run.run_experiment("scaf", request, None, console)
@@ -161,17 +177,17 @@ def test_a_run_writes_its_findings_and_goes_on_where_it_was(
 def test_the_full_part_has_its_tables_claims_notes_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noble2022, "FULL", TINY_FULL)
-    monkeypatch.setattr(noble2022, "all_cells", lambda: [noble2022.cell(1, 10, 542)])
-    monkeypatch.setitem(run.EXPERIMENTS, "scaf", noble2022.EXPERIMENT)
+    monkeypatch.setattr(findings, "FULL", TINY_FULL)
+    monkeypatch.setattr(findings, "all_cells", lambda: [cell(1, 10, 542)])
+    monkeypatch.setitem(run.EXPERIMENTS, "scaf", findings.EXPERIMENT)
     console = Console(record=True, width=200)
     run.run_experiment(
         "scaf", ExperimentRequest(None, 2, ("rounds", "full"), tmp_path, 1), None, console
     )
     text = (tmp_path / "scaf.md").read_text(encoding="utf-8")
-    for level in noble2022.LEVELS:
+    for level in LEVELS:
         assert f"full: accuracy in %, (α, β) = ({level:g}, {level:g})" in text
-    for printed in noble2022.PRINTED_ACCURACIES.values():
+    for printed in PRINTED_ACCURACIES.values():
         assert f"[{printed:.1f}]" in text
     assert "full: 4 users with 48 records to learn from, 2 asked in a round" in text
     figures = json.loads((tmp_path / "scaf.json").read_text(encoding="utf-8"))
@@ -180,43 +196,41 @@ def test_the_full_part_has_its_tables_claims_notes_and_picture(
     assert len(says) == 1 + 2 * 5 + 2
     assert sum("printed noise" in each for each in says) == 5 + 1
     assert all(claim["measured"] for claim in figures["claims"])
-    assert {row["noise"] for row in figures["rows"]} == {
-        noise.value for noise in noble2022.NobleNoise
-    }
+    assert {row["noise"] for row in figures["rows"]} == {noise.value for noise in NobleNoise}
     assert (tmp_path / "scaf.png").stat().st_size > 10_000
 
 
 def test_full_size_is_run_only_when_asked_for() -> None:
-    assert noble2022.FULL.name in noble2022.EXPERIMENT.parts
-    assert noble2022.FULL.name not in noble2022.UNLESS_TOLD
+    assert FULL.name in findings.EXPERIMENT.parts
+    assert FULL.name not in UNLESS_TOLD
 
 
 # Verdicts -----------------------------------------------------------------------------------------
 
 
-def made_up(scaffold_ahead_by: dict[tuple[float, int], float]) -> noble2022.NobleResults:
+def made_up(scaffold_ahead_by: dict[tuple[float, int], float]) -> NobleResults:
     """Accuracies by (level, K): 50 % for all but dp-scaffold at its second radius."""
     size, found, rng = replace(TINY, printed=False), {}, np.random.default_rng(5)
-    for level in noble2022.LEVELS:
+    for level in LEVELS:
         for seed in range(1, 6):
-            found[noble2022.NobleTrial(size, level, seed).key] = 90.0
+            found[NobleTrial(size, level, seed).key] = 90.0
             for method in size.methods:
                 for index, radius in enumerate(method.radii):
                     ahead = scaffold_ahead_by.get((level, method.local_steps), 0.0)
-                    best = method.algorithm == noble2022.SCAFFOLD and index == 1
+                    best = method.algorithm == SCAFFOLD and index == 1
                     figure = 50 + (ahead if best else -20 if index else 0) + 0.1 * rng.random()
-                    found[noble2022.NobleTrial(size, level, seed, method, radius).key] = figure
-    return noble2022.NobleResults(found, 5)
+                    found[NobleTrial(size, level, seed, method, radius).key] = figure
+    return NobleResults(found, 5)
 
 
-def verdicts(results: noble2022.NobleResults) -> list[ClaimVerdict]:
+def verdicts(results: NobleResults) -> list[ClaimVerdict]:
     """Better at (0, 0), better at (5, 5), by more there, by more for K twice, one step."""
-    made = noble2022.findings([], [replace(TINY, printed=False)], results)
+    made = findings.findings([], [replace(TINY, printed=False)], results)
     return [claim.verdict for claim in made.claims]
 
 
 HOLDS, FAILS = ClaimVerdict.HOLDS, ClaimVerdict.FAILS
-CELLS = tuple((level, steps) for level in noble2022.LEVELS for steps in TINY.local_steps)
+CELLS = tuple((level, steps) for level in LEVELS for steps in TINY.local_steps)
 
 
 def test_verdicts_follow_from_the_best_radius_of_each() -> None:
@@ -231,15 +245,15 @@ def test_accuracies_are_held_against_the_printed_ones(
     better_by: float, verdict: ClaimVerdict
 ) -> None:
     found, rng = {}, np.random.default_rng(6)
-    for level in noble2022.LEVELS:
+    for level in LEVELS:
         for seed in range(1, 4):
-            found[noble2022.NobleTrial(TINY_FULL, level, seed).key] = 90.0
+            found[NobleTrial(TINY_FULL, level, seed).key] = 90.0
             for method in TINY_FULL.methods:
-                printed = noble2022.PRINTED_ACCURACIES[level, method.local_steps]
+                printed = PRINTED_ACCURACIES[level, method.local_steps]
                 for radius in method.radii:
-                    key = noble2022.NobleTrial(TINY_FULL, level, seed, method, radius).key
+                    key = NobleTrial(TINY_FULL, level, seed, method, radius).key
                     found[key] = printed + better_by + 0.1 * rng.random()
-    *_, claim = noble2022.findings([], [TINY_FULL], noble2022.NobleResults(found, 3)).claims
+    *_, claim = findings.findings([], [TINY_FULL], NobleResults(found, 3)).claims
     assert claim.says == "dp-scaffold with the printed noise is more accurate than printed (full)"
     assert claim.verdict is verdict
 
