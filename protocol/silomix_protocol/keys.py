@@ -173,17 +173,6 @@ def generate_node_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def save_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
-    write_secret(
-        path,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
-
-
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     content = read_secret(path)
     try:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from silomix_core.study.study import Study
+from silomix_protocol.certificates.certificates import key_pem
 from silomix_protocol.keys import (
     SEAL_KEY_BYTES,
     SEAL_PUBLIC_BYTES,
@@ -30,7 +31,6 @@ from silomix_protocol.keys import (
     node_proof,
     node_public_bytes,
     number,
-    save_node_key,
     sealing_public_key,
     verify,
     verify_node_proof,
@@ -127,13 +127,13 @@ def test_a_key_comes_back_from_its_file(tmp_path: Path) -> None:
 
 def test_a_node_key_comes_back_from_its_file(tmp_path: Path) -> None:
     key = generate_node_key()
-    save_node_key(key, tmp_path / "node.key")
+    write_secret(tmp_path / "node.key", key_pem(key))
     assert node_public_bytes(load_node_key(tmp_path / "node.key")) == node_public_bytes(key)
 
 
 SAVERS: list[Callable[[Path], None]] = [
     lambda path: SigningKey.generate().save(path),
-    lambda path: save_node_key(generate_node_key(), path),
+    lambda path: write_secret(path, key_pem(generate_node_key())),
     lambda path: write_secret(path, b"secret"),
 ]
 
@@ -208,7 +208,7 @@ def test_a_node_key_proves_what_it_signed_and_nothing_else() -> None:
 
 def test_a_node_key_open_to_others_is_refused_for_that_reason(tmp_path: Path) -> None:
     path = tmp_path / "node.key"
-    save_node_key(generate_node_key(), path)
+    write_secret(path, key_pem(generate_node_key()))
     path.chmod(0o640)
     with pytest.raises(UnusableKey, match=f"chmod 600 {path}"):
         load_node_key(path)

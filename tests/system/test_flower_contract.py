@@ -29,8 +29,9 @@ from silomix_client.network.fleet import (
     join_fleet,
 )
 from silomix_lab.consortium.create import Consortium
+from silomix_protocol.certificates.certificates import key_pem
 from silomix_protocol.host.file_descriptors import allow_many
-from silomix_protocol.keys import generate_node_key, load_node_key
+from silomix_protocol.keys import generate_node_key, load_node_key, write_secret
 from silomix_server.config import load
 from silomix_server.flower import flower_run
 from silomix_server.flower.child_processes import end, spawn
@@ -294,9 +295,7 @@ def test_an_unregistered_silo_ends_with_a_clear_message(tmp_path: Path) -> None:
     stranger = made.silos[0].parent
     with superlink(made):
         (stranger / "node.key").unlink()
-        from silomix_protocol.keys import save_node_key
-
-        save_node_key(generate_node_key(), stranger / "node.key")
+        write_secret(stranger / "node.key", key_pem(generate_node_key()))
         ended = subprocess.run(
             [sys.executable, "-m", "silomix", "silo", "run", str(made.silos[0])],
             capture_output=True,

@@ -37,11 +37,6 @@ def rate_upper(errors: int, trials: int, alpha: float) -> float:
     return 1.0 if errors == trials else float(stats.beta.isf(alpha, errors + 1, trials - errors))
 
 
-def rate_lower(errors: int, trials: int, alpha: float) -> float:
-    """The limit from below: the true rate is below it with probability ≤ α."""
-    return 1.0 - rate_upper(trials - errors, trials, alpha)
-
-
 def mu_lower(false_positives: float, false_negatives: float) -> float:
     """The least μ that two error rates allow; 0 if they refute nothing."""
     if false_positives <= 0 or false_negatives <= 0:

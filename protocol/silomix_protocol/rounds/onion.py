@@ -87,11 +87,6 @@ def onion_bytes(payload_bytes: int, study: Study, hop: int) -> int:
     return payload_bytes + LAYER_BYTES * (1 + gates + mixes - hop)
 
 
-def encapsulated_key(layer: bytes) -> bytes:
-    """The part of a layer that no two honest layers share: equal ones are duplicates."""
-    return layer[:ENCAPSULATED_BYTES]
-
-
 def _sealed(content: bytes, key: bytes, info: bytes) -> bytes:
     public = sealing_public_key(key)
     try:

@@ -18,7 +18,8 @@ from silomix_core.accounting.composition import epsilon_of
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.study.reader import parse_study
 from silomix_lab.consortium.create import Consortium
-from silomix_protocol.keys import SigningKey, UnusableKey, generate_node_key, save_node_key
+from silomix_protocol.certificates.certificates import key_pem
+from silomix_protocol.keys import SigningKey, UnusableKey, generate_node_key, write_secret
 from support.consortia import SMALL_TASK, write_data
 from support.silos import NOW, approved_silo, open_ledger, study_file, written
 
@@ -164,7 +165,7 @@ def test_a_study_with_another_signing_key_is_refused(consortium: Consortium) -> 
 def test_a_study_with_another_node_key_is_refused(consortium: Consortium) -> None:
     config = load(consortium.silos[0])
     (config.folder / "node.key").unlink()
-    save_node_key(generate_node_key(), config.folder / "node.key")
+    write_secret(config.folder / "node.key", key_pem(generate_node_key()))
     message = refused(config, study_file(consortium), NotApproved)
     assert message == "the study lists another node key for this silo"
 

@@ -15,8 +15,6 @@ from silomix_core.accounting.bounds.check_in_theorems import LocalRandomizer, sh
 from silomix_core.accounting.bounds.clones import clones_delta, clones_epsilon
 from silomix_core.accounting.bounds.shuffling import (
     one_record_reports,
-    shuffled_noise_order,
-    smallest_shuffle,
 )
 from silomix_core.accounting.bounds.subsampled_composition import (
     composed_delta,
@@ -322,45 +320,3 @@ def test_more_silos_or_more_noise_protect_better(
         for silos, noise in (more, less)
     )
     assert better < worse
-
-
-def test_theorem_4_1_asks_for_362_silos_in_the_best_case() -> None:
-    def least(n: int) -> float:
-        return smallest_shuffle(silos=n, active=n, records=2, rounds=1, delta=1e-6)
-
-    assert least(362) <= 362 < least(361) + 1
-    assert least(361) > 361
-
-
-def test_theorem_4_1_gives_an_order_and_no_noise() -> None:
-    def order(epsilon: float) -> float:
-        return shuffled_noise_order(
-            lipschitz=1.0,
-            silos=1000,
-            active=1000,
-            records=2,
-            rounds=10**6,
-            epsilon=epsilon,
-            delta=1e-6,
-        ).sigma_over_root_constant
-
-    assert order(0.5) == pytest.approx(2 * order(1.0))
-    expected = (1e9 * log(1e15) * log(1e12) * log(1e6)) ** 0.5 / 2000
-    assert order(1.0) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("changed", "failure"),
-    [
-        ({"silos": 300, "active": 300}, "active silos, got 300"),
-        ({"rounds": 100}, "rounds >="),
-        ({"epsilon": 20.0}, r"epsilon <= ln\(2/delta\)"),
-        ({"active": 1001}, "active <= silos"),
-    ],
-)
-def test_theorem_4_1_is_refused_outside_its_conditions(
-    changed: dict[str, int], failure: str
-) -> None:
-    setting = {"silos": 1000, "active": 1000, "records": 2, "rounds": 10**6, "epsilon": 1}
-    with pytest.raises(OutsideValidity, match=failure):
-        shuffled_noise_order(lipschitz=1.0, delta=1e-6, **(setting | changed))

@@ -22,7 +22,6 @@ from silomix_core.claims.audit_bounds import (
     mu_lower,
     mu_lower_pooled,
     noise_upper,
-    rate_lower,
     rate_upper,
 )
 
@@ -34,7 +33,9 @@ from silomix_core.claims.audit_bounds import (
 def test_the_limits_of_a_rate_are_those_of_scipy(errors: int, trials: int, alpha: float) -> None:
     exact = stats.binomtest(errors, trials).proportion_ci(1 - 2 * alpha, method="exact")
     assert rate_upper(errors, trials, alpha) == pytest.approx(exact.high, rel=1e-9)
-    assert rate_lower(errors, trials, alpha) == pytest.approx(exact.low, rel=1e-9, abs=1e-12)
+    assert 1 - rate_upper(trials - errors, trials, alpha) == pytest.approx(
+        exact.low, rel=1e-9, abs=1e-12
+    )
 
 
 @given(

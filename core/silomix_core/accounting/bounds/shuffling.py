@@ -9,13 +9,12 @@ in the silo's whole input, so nothing here applies and the central figure is the
 """
 
 from dataclasses import dataclass
-from math import inf, log, sqrt
+from math import inf, sqrt
 
 from silomix_core.accounting import gaussian_delta, gaussian_epsilon
 from silomix_core.accounting.bounds.clones import clones_epsilon
 from silomix_core.accounting.bounds.subsampled_composition import composed_epsilon, sampled
 from silomix_core.accounting.bounds.validity import (
-    require,
     require_count,
     require_delta,
     require_positive,
@@ -47,14 +46,6 @@ class CentralFigure:
     vacuous: bool
     theorem: str
     trust: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseOrder:
-    """The growth of σ, up to a constant that the theorem leaves open: never a noise to run with."""
-
-    sigma_over_root_constant: float
-    theorem: str = "Lowy, Razaviyayn 2021, Theorem 4.1 (σ² up to an unspecified constant)"
 
 
 def one_record_reports(
@@ -101,58 +92,6 @@ def one_record_reports(
         theorem=_SHUFFLING + _SAMPLING if gained else _LOCAL + _SAMPLING,
         trust=_HONEST_MIX + _DRAW if gained else _DRAW,
     )
-
-
-def shuffled_noise_order(
-    *,
-    lipschitz: float,
-    silos: int,
-    active: int,
-    records: int,
-    rounds: int,
-    epsilon: float,
-    delta: float,
-) -> NoiseOrder:
-    """The σ/√C of shuffled MB-SGD, C > 0 unknown; refuses unless the theorem's conditions hold.
-
-    σ² = C·L²·R·M·ln(RM²/(Nδ))·ln(R/δ)·ln(1/δ) / (n²N²ε²)     (Lowy, Razaviyayn 2021, Theorem 4.1)
-
-    M of N silos are active.  Conditions: ε ≤ ln(2/δ); M ≥ 16 ln(18RM²/(Nδ)); and, hidden in "R
-    specified below" and used in the proof, R ≥ N/M and R ≥ n²N²ε²/M.  The proof asks for
-    M ≥ 16 ln(2/δ̂₀) with δ̂₀ = nNδ/(18RM²), which is more than the statement when n = 1: we take
-    the larger.  For a number that can be used, see `one_record_reports`.
-    """
-    require_count(silos=silos, active=active, records=records, rounds=rounds)
-    require_positive(lipschitz=lipschitz, epsilon=epsilon)
-    require_delta(delta)
-    require(active <= silos, f"need active <= silos, got {active} > {silos}")
-    require(
-        epsilon <= log(2 / delta),
-        f"Theorem 4.1 needs epsilon <= ln(2/delta) = {log(2 / delta):.4g}, got epsilon={epsilon}",
-    )
-    least = smallest_shuffle(
-        silos=silos, active=active, records=records, rounds=rounds, delta=delta
-    )
-    require(
-        active >= least,
-        f"Theorem 4.1 needs at least {least:.1f} active silos, got {active}; "
-        "use one_record_reports, which has no such condition",
-    )
-    fewest = max(silos / active, (records * silos * epsilon) ** 2 / active)
-    require(
-        rounds >= fewest,
-        f"Theorem 4.1 needs rounds >= max(N/M, (nN·epsilon)²/M) = {fewest:.4g}, got {rounds}; "
-        "use one_record_reports, which has no such condition",
-    )
-    logs = log(rounds * active**2 / (silos * delta)) * log(rounds / delta) * log(1 / delta)
-    return NoiseOrder(lipschitz * sqrt(rounds * active * logs) / (records * silos * epsilon))
-
-
-def smallest_shuffle(*, silos: int, active: int, records: int, rounds: int, delta: float) -> float:
-    """The number that M must reach in Theorem 4.1: 16 ln(max(18, 36/n)·RM²/(Nδ))."""
-    require_count(silos=silos, active=active, records=records, rounds=rounds)
-    require_delta(delta)
-    return 16 * log(max(18, 36 / records) * rounds * active**2 / (silos * delta))
 
 
 def _study_epsilon(
