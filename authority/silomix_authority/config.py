@@ -16,9 +16,9 @@ from pathlib import Path
 
 from silomix_core.toml_table import InvalidField, TomlTable
 from silomix_protocol.certificates.certificates import Authority, RefusedCertificate
-from silomix_protocol.host.durable import make_folder
 from silomix_protocol.host.operator_files import named
 from silomix_protocol.host.ownership import check_state, read_own
+from silomix_protocol.host.state_folder import made_state_of, state_of
 from silomix_protocol.keys import read_secret
 
 from silomix_authority.errors import InvalidAuthorityConfig
@@ -38,9 +38,7 @@ class AuthorityConfig:
 
     @property
     def state(self) -> Path:
-        folder = self.folder / "state"
-        make_folder(folder)
-        return folder
+        return made_state_of(self.folder)
 
     def authority(self) -> Authority:
         """The authority's certificate and key, which sign everybody else's certificates."""
@@ -65,7 +63,7 @@ class AuthorityConfig:
 
 def load(path: Path) -> AuthorityConfig:
     with named(path, InvalidAuthorityConfig):
-        check_state(path.parent / "state")
+        check_state(state_of(path.parent))
         return parse(read_own(path).decode("utf-8"), path.parent)
 
 

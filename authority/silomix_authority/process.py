@@ -6,6 +6,7 @@ from datetime import datetime
 
 import tomli_w
 import uvloop
+from silomix_core.toml_table import split_address
 from silomix_proto import authority_pb2_grpc
 from silomix_protocol.certificates.certificates import Authority
 from silomix_protocol.certificates.files import CertifiedKey
@@ -67,7 +68,7 @@ class _OwnCertificate:
         now, life = clock(), self._config.certificate_life
         if self._made is None or not self._made <= now < self._made + life / 2:
             self._made = now
-            hosts = (self._config.address.rpartition(":")[0].strip("[]"),)
+            hosts = (split_address(self._config.address)[0],)
             days = life.total_seconds() / 86_400
             issued = self._authority.issue(AUTHORITY, hosts, now, serves=True, days=days)
             self._shown = CertifiedKey(issued.certificate, issued.key)

@@ -180,6 +180,12 @@ def _pair(value: object, path: str) -> tuple[str, str]:
     raise InvalidField(f"{path}: expected a pair of names, got {value!r:.100}")
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """The host, without brackets, and the port of what `TomlTable.address` takes."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _is_address(text: str) -> bool:
     match = _HOST_PORT.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:

@@ -21,10 +21,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from silomix_core.study.study import Study
-from silomix_core.toml_table import InvalidField, TomlTable
-from silomix_protocol.host.durable import make_folder
+from silomix_core.toml_table import InvalidField, TomlTable, split_address
 from silomix_protocol.host.operator_files import named, read_own_study, read_own_table
 from silomix_protocol.host.ownership import check_state
+from silomix_protocol.host.state_folder import made_state_of, state_of
 
 from silomix_server.errors import InvalidServerConfig
 
@@ -51,9 +51,7 @@ class ServerConfig:
 
     @property
     def state(self) -> Path:
-        folder = self.folder / "state"
-        make_folder(folder)
-        return folder
+        return made_state_of(self.folder)
 
     @property
     def control_secret(self) -> Path:
@@ -69,23 +67,14 @@ class ServerConfig:
 def load(path: Path) -> ServerConfig:
     path = path.resolve()
     with named(path, InvalidServerConfig):
-        check_state(path.parent / "state")
+        check_state(state_of(path.parent))
         return _config(read_own_table(path), path)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidField(f"{address!r} is not host:port")
-    return host.strip("[]"), int(port)
 
 
 def _config(table: TomlTable, path: Path) -> ServerConfig:
     name = table.text("name")
     study = _study(path.parent / table.text("study"), name)
-    listens = [table.text(f"{kind}_listen") for kind in ("fleet", "channel", "control")]
-    for address in listens:
-        split_address(address)
+    listens = [table.address(f"{kind}_listen") for kind in ("fleet", "channel", "control")]
     if not _is_loopback(split_address(listens[2])[0]):
         raise InvalidField("control_listen must be a loopback address: that API has no password")
     lease_rounds = table.whole("lease_rounds", 50)

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from silomix_core.toml_table import split_address
 from silomix_protocol.connections.tls import Identity
 from silomix_protocol.enrolment.renewal import Keeper
 from silomix_protocol.host import logs
 from silomix_protocol.keys import SigningKey, write_secret
 
-from silomix_server.config import ServerConfig, split_address
+from silomix_server.config import ServerConfig
 from silomix_server.errors import ServerError, StartFailed, StudyFailed
 from silomix_server.flower.child_processes import end, spawn
 from silomix_server.flower.flower_run import FlowerRuns

@@ -26,6 +26,7 @@ from silomix_core.study.study import Study
 from silomix_core.toml_table import InvalidField, TomlTable
 from silomix_protocol.host.operator_files import named, read_own_study, read_own_table
 from silomix_protocol.host.ownership import check_state
+from silomix_protocol.host.state_folder import state_of
 
 _MB = 10**6
 
@@ -56,13 +57,13 @@ class MixConfig:
 
     @property
     def state(self) -> Path:
-        return self.folder / "state"
+        return state_of(self.folder)
 
 
 def load(path: Path) -> MixConfig:
     with named(path, InvalidMixConfig):
         table = read_own_table(path)
-        check_state(path.parent / "state")
+        check_state(state_of(path.parent))
         name, listen = table.text("name"), table.text("listen")
         files = table.texts("studies")
         grace_s = table.number("grace_s", 2.0)

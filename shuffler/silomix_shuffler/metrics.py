@@ -18,6 +18,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from silomix_core.toml_table import split_address
 from silomix_protocol.connections.tls import CannotListen
 
 Health = Callable[[], list[str]]  # what is wrong now; empty if all is well
@@ -51,10 +52,9 @@ class MetricsServer:
     """GET /metrics and GET /health, in a thread of its own."""
 
     def __init__(self, address: str, metrics: Metrics, health: Health) -> None:
-        host, _, port = address.rpartition(":")
         handler = type("_Bound", (_Handler,), {"metrics": metrics, "health": staticmethod(health)})
         try:
-            self._server = _FewCallers((host.strip("[]"), int(port)), handler)
+            self._server = _FewCallers(split_address(address), handler)
         except OSError as error:
             raise CannotListen(f"metrics_listen: cannot listen on {address}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)

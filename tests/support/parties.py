@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
+from silomix_core.toml_table import split_address
 from silomix_lab.consortium.create import Consortium
 from silomix_proto import channel_pb2_grpc
 from silomix_protocol.connections.introduction import Door
 from silomix_protocol.connections.tls import Identity
 from silomix_protocol.keys import SigningKey
-from silomix_server.config import split_address
 from silomix_server.flower.superlink import Receive, Scope, Send, only_fleet
 from silomix_server.silos.round_channel import RoundChannel
 

@@ -1,12 +1,14 @@
 """`silomix silo audit-log …`: is the log whole, and what does it say?"""
 
 from collections import deque
+from contextlib import ExitStack, closing
 from pathlib import Path
 from string import hexdigits
 from typing import Annotated
 
 import typer
 from silomix_protocol.host.failure import Failure, failures
+from silomix_protocol.host.state_folder import state_of
 from silomix_protocol.host.terminal import show
 
 from silomix.text.literal_help import Commands
@@ -38,6 +40,7 @@ def audit_log_verify(
     """
     from silomix_client.audit_log.verify_log import verify
     from silomix_client.config.silo_config import load
+    from silomix_client.ledger.database import has_ledger
     from silomix_client.ledger.ledger import Ledger
 
     from silomix.text.study_and_ledger import counted
@@ -49,13 +52,12 @@ def audit_log_verify(
                 "hash, as this command, the log and your syslog show it"
             )
         settings = load(config)
-        has_ledger = (settings.folder / "state" / "ledger.sqlite").exists()
-        ledger = Ledger(settings.state, settings.policy) if has_ledger else None
-        try:
-            checked = verify(settings.folder / "state", ledger, head)
-        finally:
-            if ledger is not None:
-                ledger.close()
+        state = state_of(settings.folder)
+        with ExitStack() as stack:
+            ledger = None
+            if has_ledger(state):
+                ledger = stack.enter_context(closing(Ledger(state, settings.policy)))
+            checked = verify(state, ledger, head)
         for note in checked.notes:
             show(f"note: {note}")
         if checked.torn:
@@ -78,7 +80,7 @@ def audit_log_show(
 
     with failures():
         settings = load(config)
-        found = deque(lines(settings.folder / "state"), maxlen=last or None)
+        found = deque(lines(state_of(settings.folder)), maxlen=last or None)
         for line in found:
             mark = "!" if line.level == "warning" else " "
             show(f"{line.number:>6} {line.at} {mark} {logs.shown(line.event, line.fields)}")

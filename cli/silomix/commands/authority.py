@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from silomix_protocol.host.failure import Failure, failures
+from silomix_protocol.host.state_folder import state_of
 from silomix_protocol.host.terminal import show
 
 from silomix.commands.options import Config
@@ -315,7 +316,7 @@ def renew(config: Config) -> None:
         if not config.is_file():
             raise Failure(f"{config}: no such file")
         with named(config, Failure):
-            check_state(config.parent / "state")
+            check_state(state_of(config.parent))
         enrolment = Enrolment.load(config.parent)
         is_silo = enrolment.member.kind is PartyKind.SILO
         route = network_of(config).web if is_silo else DIRECT

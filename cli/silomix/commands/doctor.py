@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from silomix_protocol.host.failure import Failure, failures
 from silomix_protocol.host.logs import printable
+from silomix_protocol.host.state_folder import state_of
 from silomix_protocol.host.terminal import show
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def status(config: Annotated[Path, typer.Argument(help="This silo's silo.toml.")
 
     with failures():
         settings = load(config)
-        found = standing(settings.folder / "state")
+        found = standing(state_of(settings.folder))
         if found is None:
             show(f"{settings.name} is not running (silomix silo run {config})")
             raise typer.Exit(1)

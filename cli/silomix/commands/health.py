@@ -4,6 +4,7 @@ import socket
 import ssl
 from pathlib import Path
 
+from silomix_core.toml_table import split_address
 from silomix_protocol.certificates.certificates import dialled_name
 from silomix_protocol.host.failure import Failure, failures
 from silomix_protocol.host.terminal import show
@@ -43,15 +44,15 @@ def authority_health(config: Config) -> None:
 
 def _shake_hands(address: str, name: str, folder: Path, *, certified: bool) -> None:
     """Make a TLS handshake with `name` at `address`; if `certified`, with a certificate of ours."""
-    host, _, port = address.rpartition(":")
-    near = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))  # noqa: S104
+    host, port = split_address(address)
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     if certified:
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         with (
-            socket.create_connection((near, int(port)), _HEALTH_S) as plain,
+            socket.create_connection((near, port), _HEALTH_S) as plain,
             context.wrap_socket(plain, server_hostname=dialled_name(name)),
         ):
             return

@@ -3,6 +3,7 @@
 import json
 from http.client import HTTPConnection, HTTPException
 
+from silomix_core.toml_table import split_address
 from silomix_protocol.host.failure import Failure, failures
 from silomix_protocol.host.terminal import show
 
@@ -63,8 +64,7 @@ def mix_health(config: Config) -> None:
 
 def _problems(address: str) -> list[str]:
     """The problems that the mix says it has."""
-    host, _, port = address.rpartition(":")
-    connection = HTTPConnection(host.strip("[]"), int(port), timeout=_HEALTH_S)
+    connection = HTTPConnection(*split_address(address), timeout=_HEALTH_S)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()

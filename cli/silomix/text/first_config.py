@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
+from silomix_core.toml_table import split_address
 from silomix_protocol.enrolment.membership import Member, PartyKind
 from silomix_protocol.host.durable import write_durably
 
@@ -71,7 +72,7 @@ def write_skeleton(member: Member, folder: Path, way_out: WayOut | None = None) 
     path = folder / f"{member.kind.value}.toml"
     if path.exists():
         return path
-    ports = [address.rpartition(":")[2] for address in member.addresses]
+    ports = [split_address(address)[1] for address in member.addresses]
     match member.kind:
         case PartyKind.SILO:
             _write(folder / "policy.toml", _POLICY)

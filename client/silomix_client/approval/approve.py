@@ -8,7 +8,7 @@ data goes wrong here, where only the operator sees it.  `revoke` takes the conse
 import os
 import pwd
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -119,7 +119,7 @@ def approve(config: SiloConfig, reviewed: Review, now: datetime) -> None:
         alone(config.state / _LOCK),  # two at once would overwrite each other's snapshot
         audit_log(config) as log,
         _refusals_in(log, reviewed.study),
-        _ledger(config) as ledger,
+        closing(Ledger(config.state, config.policy)) as ledger,
     ):
         check_named(ledger, check_chain(config.state))
         check_evidence(config, ledger)
@@ -144,7 +144,11 @@ def approve(config: SiloConfig, reviewed: Review, now: datetime) -> None:
 
 def revoke(config: SiloConfig, study: Study, now: datetime) -> None:
     """Answer a study no more, from the next round on, and delete its frozen data."""
-    with audit_log(config) as log, _ledger(config) as ledger, telling(config.state):
+    with (
+        audit_log(config) as log,
+        closing(Ledger(config.state, config.policy)) as ledger,
+        telling(config.state),
+    ):
         entry = ledger.close_study(study.identity, now)
         forget(study.identity, config.state / SNAPSHOTS)
         log.append(
@@ -201,15 +205,6 @@ def note_refusal(log: AuditLog, study: Study, reason: str) -> None:
         user=operator(),
         reason=reason,
     )
-
-
-@contextmanager
-def _ledger(config: SiloConfig) -> Iterator[Ledger]:
-    ledger = Ledger(config.state, config.policy)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
 
 
 def _check_study(study: Study, participant: Participant) -> None:

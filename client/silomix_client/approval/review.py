@@ -3,10 +3,9 @@
 Nothing is written: a silo that has no ledger yet has none afterwards.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from silomix_core.accounting.budget import NOTHING, Budget, PrivacyLoss
+from silomix_core.accounting.budget import Budget, PrivacyLoss
 from silomix_core.study.study import Study
 
 from silomix_client.approval.approve import (
@@ -19,8 +18,7 @@ from silomix_client.approval.approve import (
 from silomix_client.config.silo_config import MAIN, SiloConfig
 from silomix_client.errors import BadRecords, SiloError
 from silomix_client.ledger.entries import Approval, worst
-from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.privacy_filter import check_room
+from silomix_client.ledger.ledger import ledger_or_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def look(config: SiloConfig, content: bytes, population: str = MAIN) -> Offer:
     objections = policy_objections(config, asked, population)
     budget = config.policy.budgets[population]
     approval = Approval(asked.study, config.name, b"", b"", population)
-    reserved, earlier, refusal = _history(config, approval, budget)
+    reserved, earlier, refusal = _history(config, approval)
     objections += [refusal] if refusal else []
     records, problem = None, None
     try:
@@ -106,26 +104,17 @@ def look(config: SiloConfig, content: bytes, population: str = MAIN) -> Offer:
 
 
 def _history(
-    config: SiloConfig, approval: Approval, budget: Budget
+    config: SiloConfig, approval: Approval
 ) -> tuple[PrivacyLoss, tuple[Earlier, ...], str | None]:
     """What is reserved, what was approved, and why the ledger would refuse the study."""
-    if not (config.folder / "state" / "ledger.sqlite").exists():
-        return NOTHING, (), _refusal(lambda: check_room(approval, budget, NOTHING))
-    ledger = Ledger(config.state, config.policy)
-    try:
+    with ledger_or_empty(config) as ledger:
         earlier = tuple(
             Earlier(each.study, ledger.study_file(each.study.identity), each.at)
             for each in ledger.approvals()
         )
         reserved = ledger.reserved(approval.population).loss
-        return reserved, earlier, _refusal(lambda: ledger.check_new(approval))
-    finally:
-        ledger.close()
-
-
-def _refusal(check: Callable[[], None]) -> str | None:
-    try:
-        check()
-    except SiloError as refusal:
-        return str(refusal)
-    return None
+        try:
+            ledger.check_new(approval)
+        except SiloError as refusal:
+            return reserved, earlier, str(refusal)
+        return reserved, earlier, None

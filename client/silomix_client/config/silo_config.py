@@ -29,9 +29,9 @@ from pathlib import Path
 from silomix_core.accounting.budget import Accountant, Budget
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.toml_table import InvalidField, TomlTable
-from silomix_protocol.host.durable import make_folder
 from silomix_protocol.host.operator_files import named, read_own_table
 from silomix_protocol.host.ownership import check_state
+from silomix_protocol.host.state_folder import made_state_of, state_of
 
 from silomix_client.config.policy_rules import Rules, read_rules
 from silomix_client.data.settings import read_source
@@ -69,14 +69,12 @@ class SiloConfig:
     @property
     def state(self) -> Path:
         """The folder of ledger, snapshots and stored reports, made on first use."""
-        folder = self.folder / "state"
-        make_folder(folder)
-        return folder
+        return made_state_of(self.folder)
 
     def reread_policy(self) -> Policy:
         """The policy as it is now: the operator may lower it at any time."""
         with named(self.policy_file, InvalidSiloConfig):
-            check_state(self.folder / "state")
+            check_state(state_of(self.folder))
         return _policy(self.policy_file, self.folder, self.data)
 
     def data_of(self, population: str) -> Source:
@@ -94,7 +92,7 @@ def load(path: Path) -> SiloConfig:
     with named(path, InvalidSiloConfig):
         table = read_own_table(path)
         folder = path.parent
-        check_state(folder / "state")
+        check_state(state_of(folder))
         name, data, policy = table.text("name"), read_source(table, folder), table.text("policy")
         syslog = _syslog(table.table("audit_log")) if table.has("audit_log") else None
         network = OutboundNetwork()

@@ -5,11 +5,9 @@ is for the silo's operator, says what was seen, and what to do about it if it is
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -20,6 +18,7 @@ from silomix_proto import ledger_pb2
 from silomix_protocol.connections.route import ignore_environment
 from silomix_protocol.connections.tls import Identity
 from silomix_protocol.host.free_disk import LEAST_FREE_BYTES
+from silomix_protocol.host.state_folder import state_of
 from silomix_protocol.keys import SigningKey, UnusableKey, load_node_key, read_secret
 
 from silomix_client.approval.approve import Review, review
@@ -40,8 +39,9 @@ from silomix_client.doctor.probes import (
     greet,
 )
 from silomix_client.errors import BadRecords, BudgetExhausted, SiloBusy, SiloError
+from silomix_client.ledger.database import has_ledger
 from silomix_client.ledger.entries import Approval
-from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.ledger import Ledger, ledger_or_empty
 from silomix_client.ledger.verify_ledger import snapshot_problem, verify
 from silomix_client.network.outbound import OutboundNetwork
 from silomix_client.random_stream import KEY_BYTES
@@ -154,7 +154,7 @@ def _mismatch(own: x509.Certificate, authority: x509.Certificate, config: SiloCo
 
 
 def _disk(config: SiloConfig, machine: Surroundings) -> Iterator[Finding]:
-    folder = config.folder / "state"
+    folder = state_of(config.folder)
     if not folder.is_dir():
         folder = config.folder
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -174,7 +174,7 @@ def _disk(config: SiloConfig, machine: Surroundings) -> Iterator[Finding]:
 
 def _budget_and_snapshots(config: SiloConfig) -> tuple[list[Approval], list[Finding]]:
     """The open studies of the ledger, and findings on whether each can be answered."""
-    if not (config.folder / "state" / "ledger.sqlite").exists():
+    if not has_ledger(state_of(config.folder)):
         return [], [Finding(Severity.OK, "budget", "nothing was spent yet: there is no ledger")]
     try:
         ledger = Ledger(config.state, config.policy)
@@ -267,18 +267,14 @@ def _room(config: SiloConfig, reviewed: Review) -> Finding:
         partition=bytes(KEY_BYTES),
         population=reviewed.population,
     )
-    known = config.folder / "state" / "ledger.sqlite"
-    with tempfile.TemporaryDirectory() as empty:
-        ledger = Ledger(config.state if known.exists() else Path(empty), config.policy)
-        try:
+    try:
+        with ledger_or_empty(config) as ledger:
             ledger.check_new(approval)
-        except BudgetExhausted as error:
-            advice = "decline the study, close another, or raise epsilon in policy.toml"
-            return Finding(Severity.FAILED, "budget", str(error), advice)
-        except SiloError as error:
-            return Finding(Severity.FAILED, "study", str(error), "see `silomix silo ledger`")
-        finally:
-            ledger.close()
+    except BudgetExhausted as error:
+        advice = "decline the study, close another, or raise epsilon in policy.toml"
+        return Finding(Severity.FAILED, "budget", str(error), advice)
+    except SiloError as error:
+        return Finding(Severity.FAILED, "study", str(error), "see `silomix silo ledger`")
     return Finding(Severity.OK, "budget", f"your policy has room for {reviewed.study.short_id}")
 
 

@@ -1,9 +1,6 @@
 """What `silomix silo doctor` finds about the ledger's height, as others show it; keeps nothing."""
 
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 
 from silomix_proto import ledger_pb2
 from silomix_protocol.keys import ForgedSignature, SigningKey, UnusableKey
@@ -12,7 +9,7 @@ from silomix_protocol.rounds.heights import check_height
 from silomix_client.config.silo_config import SiloConfig
 from silomix_client.doctor.finding import Finding, Severity
 from silomix_client.errors import LedgerBehind, SiloError
-from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.ledger import ledger_or_empty
 from silomix_client.ledger.witnessed_height import ADVICE, Witness
 
 _SUBJECT = "ledger"
@@ -24,7 +21,7 @@ def look_at_heights(
     """Find whether this ledger is the last one, by kept evidence and by what others show."""
     try:
         key = SigningKey.load(config.folder / "sign.key")
-        with _ledger(config) as ledger:
+        with ledger_or_empty(config) as ledger:
             witness = Witness(ledger, config.name, key)
             witness.check()
             findings = [_finding(witness, config, key, *each) for each in shown]
@@ -49,13 +46,3 @@ def _finding(
     return Finding(
         Severity.OK, _SUBJECT, f"{by} knows it up to entry {height.entries}, which is there"
     )
-
-
-@contextmanager
-def _ledger(config: SiloConfig) -> Iterator[Ledger]:
-    """The silo's ledger; if there is none, an empty one elsewhere."""
-    known = config.folder / "state" / "ledger.sqlite"
-    with tempfile.TemporaryDirectory() as empty:
-        folder = config.state if known.exists() else Path(empty)
-        with closing(Ledger(folder, config.policy)) as ledger:
-            yield ledger

@@ -20,6 +20,7 @@ import grpc.aio
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from silomix_core.study.study import Study
+from silomix_core.toml_table import split_address
 from silomix_proto import channel_pb2_grpc, introduction_pb2, ledger_pb2, mix_pb2_grpc
 from silomix_protocol.certificates.certificates import dialled_name
 from silomix_protocol.connections.route import Proxy
@@ -55,11 +56,11 @@ class Target:
 
     @property
     def host(self) -> str:
-        return self.address.rpartition(":")[0].strip("[]")
+        return split_address(self.address)[0]
 
     @property
     def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
+        return split_address(self.address)[1]
 
     @property
     def source(self) -> str:

@@ -12,6 +12,7 @@ from silomix_protocol.host import durable
 
 from silomix_client.errors import LedgerBroken, SiloBusy
 
+_FILE = "ledger.sqlite"
 _VERSION = 6
 _UPGRADES = {  # what became of a report moved to a file; the chain has a new kind of entry
     4: "ALTER TABLE reports DROP COLUMN receipt; ALTER TABLE reports DROP COLUMN committed",
@@ -21,12 +22,16 @@ _TELLING = "ledger.telling.lock"
 _WAIT_S, _LOOK_S = 20.0, 0.002
 
 
+def has_ledger(state: Path) -> bool:
+    """Whether anything was ever written down here; looking makes no folder."""
+    return (state / _FILE).exists()
+
+
 def open_database(state: Path, schema: str) -> sqlite3.Connection:
     """Open state/ledger.sqlite with these tables; LedgerBroken if this silo cannot use it."""
     with alone(state / "ledger.lock"):  # SQLite does not wait for a lock to change its mode
         try:
-            path = state / "ledger.sqlite"
-            return durable.open_database(path, schema, _VERSION, upgrades=_UPGRADES)
+            return durable.open_database(state / _FILE, schema, _VERSION, upgrades=_UPGRADES)
         except durable.UnusableDatabase as error:
             raise LedgerBroken(str(error)) from error
 

@@ -6,16 +6,21 @@ computed from them, never stored.  Whether there is room in the operator's budge
 `privacy_filter`.
 """
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from silomix_core.study.study import Study, StudyId
 from silomix_protocol.host.durable import cut_log, transaction
+from silomix_protocol.host.state_folder import state_of
 
-from silomix_client.config.silo_config import MAIN, Policy
+from silomix_client.config.silo_config import MAIN, Policy, SiloConfig
 from silomix_client.errors import BudgetExhausted, NotApproved
 from silomix_client.ledger import hash_chain
+from silomix_client.ledger.database import has_ledger
 from silomix_client.ledger.entries import Approval, Spending, Total, approval_line
 from silomix_client.ledger.hash_chain import ChainEntry
 from silomix_client.ledger.privacy_filter import PrivacyFilter
@@ -186,3 +191,13 @@ class Ledger:
         """Delete a closed study's bodies and secret: neither may stay on the disk."""
         self._tables.reports.delete_bodies(outdated)
         cut_log(self.database)
+
+
+@contextmanager
+def ledger_or_empty(config: SiloConfig) -> Iterator[Ledger]:
+    """The silo's ledger, for a look; if there is none, an empty one elsewhere."""
+    with tempfile.TemporaryDirectory() as empty:
+        state = state_of(config.folder)
+        folder = state if has_ledger(state) else Path(empty)
+        with closing(Ledger(folder, config.policy)) as ledger:
+            yield ledger

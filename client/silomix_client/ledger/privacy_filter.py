@@ -43,9 +43,19 @@ class PrivacyFilter:
         self.policy = policy
 
     def check_room(self, approval: Approval) -> None:
-        """Raise unless the policy has room for all of the study."""
-        budget = self._budget(approval.population)
-        check_room(approval, budget, self._reserved(approval.population))
+        """Raise unless the policy has room for all of the study beside what is reserved."""
+        budget, scheme = self._budget(approval.population), approval.study.minibatch.scheme
+        if not budget.covers(scheme):
+            raise NotApproved(
+                f"the study draws {scheme.value} batches, which the exact Gaussian accountant of "
+                'your policy does not cover; accountant = "renyi" would, at a looser bound for '
+                "all your studies"
+            )
+        if not budget.holds(self._reserved(approval.population) + approval.planned(budget)):
+            raise BudgetExhausted(
+                f"this study would take the total beyond your policy's {_named(budget)}; "
+                "`silomix silo ledger` shows what the others reserved"
+            )
 
     def cost(self, approval: Approval, round_number: int) -> RoundCost:
         """What a round costs; raises if the budget has no room for it."""
@@ -111,22 +121,6 @@ class PrivacyFilter:
             if study != approval.study.identity
         )
         return sum(losses, NOTHING)
-
-
-def check_room(approval: Approval, budget: Budget, reserved: PrivacyLoss) -> None:
-    """Raise unless the budget has room for the whole study beside what is reserved."""
-    scheme = approval.study.minibatch.scheme
-    if not budget.covers(scheme):
-        raise NotApproved(
-            f"the study draws {scheme.value} batches, which the exact Gaussian accountant of "
-            'your policy does not cover; accountant = "renyi" would, at a looser bound for '
-            "all your studies"
-        )
-    if not budget.holds(reserved + approval.planned(budget)):
-        raise BudgetExhausted(
-            f"this study would take the total beyond your policy's {_named(budget)}; "
-            "`silomix silo ledger` shows what the others reserved"
-        )
 
 
 def _not_covered(approval: Approval) -> str:

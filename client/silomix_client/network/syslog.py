@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from silomix_core.toml_table import InvalidField, TomlTable
+from silomix_core.toml_table import InvalidField, TomlTable, split_address
 
 _FACILITY = 13  # "log audit" of RFC 5424, table 1
 _WARNING, _NOTICE = 4, 5
@@ -47,8 +47,7 @@ class SyslogAddress:
             return cls(Transport.UNIX, rest)
         if kind in ("udp", "tcp") and rest.startswith("//"):
             address = TomlTable({"syslog": rest[2:]}).address("syslog")
-            host, _, port = address.rpartition(":")
-            return cls(Transport(kind), host.strip("[]"), int(port))
+            return cls(Transport(kind), *split_address(address))
         raise InvalidField(
             f"syslog: {text!r:.80} is not like unix:/dev/log, udp://host:514 or tcp://host:601"
         )

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from silomix_core.toml_table import split_address
+
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
@@ -183,12 +185,12 @@ class _Listener(uvicorn.Server):
 @asynccontextmanager
 async def serving(fleet: Fleet, address: str, folder: Path) -> AsyncIterator[None]:
     """Serve the fleet at its address, with the certificate in the server's folder."""
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     listener = _Listener(
         uvicorn.Config(
             fleet,
             host=host,
-            port=int(port),
+            port=port,
             lifespan="off",
             ws="none",
             access_log=False,

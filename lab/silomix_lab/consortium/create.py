@@ -24,6 +24,7 @@ from silomix_core.study.reader import parse_study
 from silomix_core.study.study import Study
 from silomix_core.study.writer import StudyChoices, study_table
 from silomix_core.task.task import Task
+from silomix_core.toml_table import split_address
 from silomix_protocol.enrolment.enrolment import PartyKeys, accept_membership, join_request
 from silomix_protocol.enrolment.membership import Member, PartyKind, text_of
 from silomix_protocol.host.durable import make_folder, write_durably
@@ -45,7 +46,7 @@ class Addresses:
     @staticmethod
     def listen(address: str) -> str:
         """The address that the process itself listens at: local only if others find it locally."""
-        host, port = _host(address), address.rpartition(":")[2]
+        host, port = split_address(address)
         if host.startswith("127.") or host in ("localhost", "::1"):
             return address
         return f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
@@ -211,10 +212,6 @@ class _Members:
         key = text_of(keys.sign.public)
         entry = {"name": member.name, **decided, **dialled, "sign_key": key}
         return entry | ({"node_key": text_of(keys.node_public)} if keys.node else {})
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
 
 
 def _write(path: Path, table: dict[str, Any]) -> None:

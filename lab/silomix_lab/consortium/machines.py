@@ -13,7 +13,7 @@ from textwrap import dedent
 from typing import Any
 
 import tomli_w
-from silomix_core.toml_table import InvalidField, TomlTable
+from silomix_core.toml_table import InvalidField, TomlTable, split_address
 from silomix_protocol.host.durable import write_durably
 from silomix_protocol.host.failure import Failure
 
@@ -65,7 +65,7 @@ def furnish(made: Consortium, *, alone: bool) -> None:
     for config, mix in zip(made.mixes, made.study.mixes, strict=True):
         _change(config, studies=["study.toml"])
         if alone:
-            place = int(mix.address.rpartition(":")[2]) - MIX_PORT
+            place = split_address(mix.address)[1] - MIX_PORT
             _change(config, metrics_listen=f"127.0.0.1:{METRICS_PORT + place}")
     name = made.study.name
     _describe(made.server, _SERVER.format(name=name))

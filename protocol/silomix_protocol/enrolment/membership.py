@@ -18,7 +18,7 @@ from typing import Any
 import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from silomix_core.toml_table import InvalidField, TomlTable
+from silomix_core.toml_table import InvalidField, TomlTable, split_address
 
 from silomix_protocol.certificates.certificates import (
     RefusedCertificate,
@@ -72,7 +72,7 @@ class Member:
             raise InvalidField(f"a {self.kind.value} has {needs}; got {len(self.addresses)}")
         for key, address in zip(wanted, self.addresses, strict=True):
             TomlTable({key: address}).address(key)
-            if is_party_name(_host(address)):
+            if is_party_name(split_address(address)[0]):
                 raise InvalidField(f"{key}: {address:.80} cannot be: parties' names are there")
 
     @classmethod
@@ -90,7 +90,7 @@ class Member:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the member's certificate; a server's own processes meet on loopback."""
-        hosts = set(map(_host, self.addresses))
+        hosts = {split_address(address)[0] for address in self.addresses}
         hosts |= set(_LOOPBACK) if self.kind is PartyKind.SERVER else set()
         return tuple(sorted(hosts))
 
@@ -164,10 +164,6 @@ def authority_fingerprint(authority: bytes) -> bytes:
     """SHA-256 of the authority's certificate: which consortium something belongs to."""
     certificate = parse_certificate(authority)
     return sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
 
 
 def text_of(content: bytes) -> str:

@@ -17,6 +17,8 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
+from silomix_core.toml_table import split_address
+
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
@@ -31,7 +33,7 @@ from silomix_protocol.host import logs
 from silomix_protocol.host.file_descriptors import connections
 from silomix_protocol.keys import read_secret
 
-from silomix_server.config import CONTROL_HEADER, ServerConfig, load, split_address
+from silomix_server.config import CONTROL_HEADER, ServerConfig, load
 from silomix_server.flower.child_processes import end_with_parent
 from silomix_server.flower.doorkeeper import Asgi, Doorkeeper, Receive, Send, Terms
 from silomix_server.flower.flower_state import DATABASE
