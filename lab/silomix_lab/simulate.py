@@ -322,13 +322,11 @@ def _draw(
     png: Path,
 ) -> None:
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
         raise Failure("the picture needs matplotlib; install silomix[demo]") from missing
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9.0, 4.5), layout="constrained")
+    figure = Figure(figsize=(9.0, 4.5), layout="constrained")
+    axes = figure.subplots()
     for name in options.algorithms:
         own = [line for line in lines if line.algorithm == name]
         axes.errorbar(
@@ -349,4 +347,3 @@ def _draw(
     axes.set_ylabel("test error, %")
     figure.legend(loc="outside right center", frameon=False)
     figure.savefig(png, dpi=150)
-    plt.close(figure)

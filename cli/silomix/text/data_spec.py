@@ -1,11 +1,11 @@
 """What a study asks a hospital's data to be, and what was found there, in words for its data
 steward."""
 
-from textwrap import TextWrapper
-
 from silomix_client.data.profile import ColumnProfile, Profile
 from silomix_core.task.feature import NO_CATEGORY, Combine, Feature, FeatureKind
 from silomix_core.task.task import Task
+
+from silomix.text.filled import short, titled
 
 _MOST_SHOWN = 100  # features, and categories of one feature
 _MOST_COUNTED = 30  # categories for which the dry run tells how many people have them
@@ -23,31 +23,31 @@ _SEVERAL = {
 
 def describe_specification(task: Task) -> list[str]:
     """Describe whose rows are whose, then every feature and the label."""
-    lines = _filled("people", _people(task))
+    lines = titled("people", _people(task))
     for feature in task.features[:_MOST_SHOWN]:
-        lines += _filled("feature", f"{_short(feature.name)}: {_feature(feature, task)}")
+        lines += titled("feature", f"{short(feature.name)}: {_feature(feature, task)}")
     if len(task.features) > _MOST_SHOWN:
         more = len(task.features) - _MOST_SHOWN
-        lines += _filled("", f"and {more} more features, which the study file lists")
+        lines += titled("", f"and {more} more features, which the study file lists")
     for first, second in task.pairs[:_MOST_SHOWN]:
-        name = f"{_short(first.name)} × {_short(second.name)}"
-        lines += _filled("interaction", f"{name}: {_products(first, second)}")
+        name = f"{short(first.name)} × {short(second.name)}"
+        lines += titled("interaction", f"{name}: {_products(first, second)}")
     if (more := len(task.interactions) - _MOST_SHOWN) > 0:
-        lines += _filled("", f"and {more} more interactions, which the study file lists")
-    return [*lines, *_filled("label", f"{_short(task.label)}: {_label(task)}")]
+        lines += titled("", f"and {more} more interactions, which the study file lists")
+    return [*lines, *titled("label", f"{short(task.label)}: {_label(task)}")]
 
 
 def describe_profile(profile: Profile, task: Task) -> list[str]:
-    lines = [f"read             {profile.source}", *_filled("rows", _rows(profile, task))]
+    lines = [f"read             {profile.source}", *titled("rows", _rows(profile, task))]
     for feature, found in zip(task.features, profile.features, strict=True):
         text = _column(found, profile.people * feature.count)
         if found.missing:
             text += f"; {found.missing} missing, taken for {taken_for_missing(feature)}"
-        lines += _filled("feature", f"{found.name}: {text}")
+        lines += titled("feature", f"{found.name}: {text}")
     text = _column(profile.label, profile.people)
     if profile.label.missing:
         text += f"; {profile.label.missing} missing, taken for {task.label_missing:g}"
-    return [*lines, *_filled("label", f"{profile.label.name}: {text}")]
+    return [*lines, *titled("label", f"{profile.label.name}: {text}")]
 
 
 def describe_people(people: int, stated: int | None, floor: int) -> list[str]:
@@ -55,7 +55,7 @@ def describe_people(people: int, stated: int | None, floor: int) -> list[str]:
     agreed = "as the study says"
     if stated is None:
         agreed = "tell the study lead, whose file does not state it yet"
-    return _filled("people", f"{people}: {agreed}; your policy asks for at least {floor}")
+    return titled("people", f"{people}: {agreed}; your policy asks for at least {floor}")
 
 
 def taken_for_missing(feature: Feature) -> str:
@@ -68,7 +68,7 @@ def taken_for_missing(feature: Feature) -> str:
         return {0.0: "false", 1.0: "true"}.get(feature.missing, "halfway between false and true")
     if feature.missing == NO_CATEGORY:
         return "none of them"
-    return _short(feature.categories[int(feature.missing)])
+    return short(feature.categories[int(feature.missing)])
 
 
 def _people(task: Task) -> str:
@@ -77,9 +77,9 @@ def _people(task: Task) -> str:
             "every row is taken for another person; whoever has several rows is protected for "
             "each of them alone, so give one row per person"
         )
-    ordered = f", in the order of {_short(task.time)}" if task.time else ""
+    ordered = f", in the order of {short(task.time)}" if task.time else ""
     return (
-        f"rows that agree in {_short(task.person)} are one person{ordered}; a record is a person, "
+        f"rows that agree in {short(task.person)} are one person{ordered}; a record is a person, "
         "with all rows"
     )
 
@@ -105,7 +105,7 @@ def _kind(feature: Feature) -> str:
     if feature.kind is FeatureKind.FLAG:
         return f"true or false{columns}"
     if feature.kind is FeatureKind.CATEGORY:
-        shown = ", ".join(_short(each) for each in feature.categories[:_MOST_SHOWN])
+        shown = ", ".join(short(each) for each in feature.categories[:_MOST_SHOWN])
         more = len(feature.categories) - _MOST_SHOWN
         return f"one of {shown}" + (f" and {more} more" if more > 0 else "")
     unit = f" {feature.unit}" if feature.unit else ""
@@ -152,13 +152,3 @@ def _column(found: ColumnProfile, values: int) -> str:
         return "no value at all"
     clamped = f"; {found.clamped} beyond the bounds, clamped" if found.clamped else ""
     return f"{values - found.missing} values, {found.low:g} to {found.high:g}{clamped}"
-
-
-def _filled(name: str, text: str) -> list[str]:
-    wrapper = TextWrapper(97, f"{name:<17}", " " * 17, break_on_hyphens=False)
-    return wrapper.wrap(text)
-
-
-def _short(text: str) -> str:
-    """The text, so short that no terminal starts a new line within it."""
-    return text if len(text) <= 50 else f"{text[:49]}…"

@@ -6,7 +6,6 @@ in full up to a bound for each kind, so that nothing is pushed out by a crowd of
 """
 
 from math import ceil, exp
-from textwrap import fill
 
 from silomix_client.approval.review import Offer
 from silomix_client.config.policy_rules import names_persons
@@ -16,6 +15,7 @@ from silomix_core.study.study import Mix, Server, Study
 from silomix_core.task.task import Feature, Task
 from silomix_protocol.keys import fingerprint
 
+from silomix.text.filled import filled
 from silomix.text.study_and_ledger import (
     aggregation_in_words,
     counted,
@@ -266,19 +266,8 @@ def _quoted(text: str) -> str:
 
 
 def _text(text: str) -> list[str]:
-    return _filled(text, "  ", "  ")
+    return filled(text, "  ", "  ", _WIDTH)
 
 
 def _item(text: str) -> list[str]:
-    return _filled(text, "  - ", "    ")
-
-
-def _filled(text: str, first: str, others: str) -> list[str]:
-    whole = fill(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=others,
-        break_on_hyphens=False,
-    )
-    return whole.split("\n")
+    return filled(text, "  - ", "    ", _WIDTH)

@@ -1,6 +1,5 @@
 """A study and a ledger in plain language, for the person who has to say yes or no."""
 
-from textwrap import fill
 from typing import Any
 
 from silomix_client.config.silo_config import MAIN, SiloConfig
@@ -18,6 +17,7 @@ from silomix_core.task.task import Task
 from silomix_protocol.keys import fingerprint
 
 from silomix.text.data_spec import describe_specification
+from silomix.text.filled import short, titled
 
 AGAINST = "one record replaced; holds against server, mixes and all other silos"
 
@@ -25,24 +25,24 @@ AGAINST = "one record replaced; holds against server, mixes and all other silos"
 def describe_study(study: Study) -> str:
     mechanism = study.mechanism()
     sizes = [silo.records for silo in study.silos]
-    shown = ", ".join(_short(feature.name) for feature in study.task.features[:8])
+    shown = ", ".join(short(feature.name) for feature in study.task.features[:8])
     more = f" and {len(study.task.features) - 8} more" if len(study.task.features) > 8 else ""
     lines = [
-        f"study            {_short(study.name)}",
+        f"study            {short(study.name)}",
         f"identity         {study.identity.hex()}",
-        f"learns           {_short(study.task.label)} ({_loss(study.task)}) from {shown}{more}",
+        f"learns           {short(study.task.label)} ({_loss(study.task)}) from {shown}{more}",
         *describe_specification(study.task),
         f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}"
         + _descent(study),
         f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records"
         + _asked(study),
-        *_filled("aggregation", aggregation_in_words(study)),
+        *titled("aggregation", aggregation_in_words(study)),
         *_check_ins(mechanism),
         *_evaluation(study),
         f"mixes            {' -> '.join(mix.name for mix in study.mixes)}; "
         f"a batch has at least {study.batching.minimum} reports",
-        *_filled("gate", gate_in_words(study)),
-        *_filled("tokens", tokens_in_words(study)),
+        *titled("gate", gate_in_words(study)),
+        *titled("tokens", tokens_in_words(study)),
         f"server           {study.server.fleet_address} and {study.server.channel_address}",
         f"privacy          epsilon {study.target.epsilon:g}, delta {study.target.delta:g} for "
         "every silo's whole transcript" + _exceptions(study) + ",",
@@ -71,7 +71,7 @@ def _central_lines(study: Study) -> list[str]:
             f"epsilon {figure.epsilon:.4g} at delta {figure.delta:g}, one record replaced, against "
             f"{figure.against.value}, if {figure.assumption}"
         )
-        lines += _filled(name, text)
+        lines += titled(name, text)
     return lines
 
 
@@ -155,12 +155,6 @@ def aggregation_in_words(study: Study) -> str:
     )
 
 
-def _filled(name: str, text: str) -> list[str]:
-    return fill(text, width=97, initial_indent=f"{name:<17}", subsequent_indent=" " * 17).split(
-        "\n"
-    )
-
-
 def describe_revoking(ledger: Ledger, approval: Approval) -> str:
     """What revoking a study frees, and what it does not."""
     study, delta = approval.study, approval.participant.target.delta
@@ -168,7 +162,7 @@ def describe_revoking(ledger: Ledger, approval: Approval) -> str:
     reserved = approval.mechanism.epsilon(approval.participant)
     return "\n".join(
         [
-            f"study            {_short(study.name)}",
+            f"study            {short(study.name)}",
             f"identity         {study.identity.hex()}",
             f"spent            epsilon {spent.epsilon(delta):.4f} at delta {delta:g} in "
             f"{spent.rounds} of {study.rounds} rounds; this stays spent",
@@ -279,7 +273,7 @@ def describe_saved(saved: SavedComplaint, study: Study | None) -> str:
         return f"a study that was not approved here: {saved.path}"
     finding = saved.finding(study)
     return (
-        f"study {study.short_id} {_short(study.name)}, round {finding.round}: "
+        f"study {study.short_id} {short(study.name)}, round {finding.round}: "
         f"{finding.accused or 'a mix'} has to explain it; {saved.path}"
     )
 
@@ -292,11 +286,6 @@ def _population(name: str, config: SiloConfig) -> str:
     if len(config.policy.budgets) == 1:
         return "all studies"
     return "main population" if name == MAIN else f"population {name}"
-
-
-def _short(text: str) -> str:
-    """The text, so short that no terminal starts a new line within it."""
-    return text if len(text) <= 50 else f"{text[:49]}…"
 
 
 def _batches(mechanism: Mechanism) -> str:
@@ -329,7 +318,7 @@ def _asked(study: Study) -> str:
 def _check_ins(mechanism: Mechanism) -> list[str]:
     if not any(phase.check_in for phase in mechanism.phases):
         return []
-    return _filled(
+    return titled(
         "check-ins",
         "a silo takes part in at most one round, which only it knows; in the others it sends a "
         "report of the same size that says so to the server, who learns how many abstain in each "
@@ -342,7 +331,7 @@ def _evaluation(study: Study) -> list[str]:
         return []
     is_number = study.task.loss.is_regression
     asks = "how far off the final model is" if is_number else "how many of them it gets right"
-    return _filled(
+    return titled(
         "evaluation",
         f"{100 * study.held_out:g} % of each silo's records, drawn in secret, are kept from "
         f"training; a last round shows them the final model and asks {asks}, in a report "

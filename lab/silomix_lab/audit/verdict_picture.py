@@ -38,10 +38,7 @@ def _measured(sharper: Shift | Moved) -> str:
 
 
 def draw(verdict: AuditVerdict, powers: Sequence[Power], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     claim = verdict.claim
     shown = verdict.reports if claim.is_drawn else _studies(verdict)
@@ -50,7 +47,8 @@ def draw(verdict: AuditVerdict, powers: Sequence[Power], path: Path) -> None:
     reach = max(float(np.abs(values).max()), float(np.abs(centres).max()) + 3.5)
     edges = np.linspace(-reach, reach, 2 * max(8, round(len(values) ** 0.4)) + 1)
     axis = np.linspace(-reach, reach, 400)
-    figure, axes = plt.subplots(figsize=(8, 5))
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
     what = "reports" if claim.is_drawn else "studies"
     for each, colour, name in zip(shown, ("tab:blue", "tab:orange"), ("D", "D′"), strict=True):
         axes.hist(
@@ -82,4 +80,3 @@ def draw(verdict: AuditVerdict, powers: Sequence[Power], path: Path) -> None:
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-    plt.close(figure)

@@ -144,15 +144,13 @@ def write_metrics(progress: list[dict[str, float]], path: Path) -> None:
 
 def draw(progress: list[dict[str, float]], summary: Summary, study: Study, path: Path) -> None:
     """Draw error and ε by round."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     rounds = [int(line["round"]) for line in progress]
     smallest = min(silo.records for silo in study.silos)
     spent = _spent_by_round(study, len(rounds))
-    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(8, 6.5))
+    figure = Figure(figsize=(8, 6.5))
+    top, bottom = figure.subplots(2, 1, sharex=True)
     top.plot(rounds, [100 * line["error"] for line in progress], color="tab:blue", label="model")
     top.axhline(100 * summary.pooled_error, color="tab:green", ls="--", label="pooled, non-private")
     top.axhline(100 * summary.majority_error, color="tab:gray", ls=":", label="always the same")
@@ -173,7 +171,6 @@ def draw(progress: list[dict[str, float]], summary: Summary, study: Study, path:
         axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _spent_by_round(study: Study, rounds: int) -> list[float]:

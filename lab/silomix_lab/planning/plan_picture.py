@@ -15,13 +15,11 @@ _MARKERS = "osD^vPX"
 
 def draw(made: Plan, cells: tuple[GridCell, ...], path: Path) -> None:
     """Draw two panels as PNG; `cells` are the plan's, and more if it has one ε or round count."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     request = made.request
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12.5, 5), sharey=True)
+    figure = Figure(figsize=(12.5, 5))
+    left, right = figure.subplots(1, 2, sharey=True)
     _panel(left, made, cells, _rounds, "{:g} rounds", "viridis", x=_epsilon)
     _panel(right, made, cells, _epsilon, "ε = {:g}", "plasma", x=_rounds)
     left.set_title("error against ε")
@@ -39,7 +37,6 @@ def draw(made: Plan, cells: tuple[GridCell, ...], path: Path) -> None:
     )
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _panel(

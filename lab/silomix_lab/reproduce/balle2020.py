@@ -184,12 +184,10 @@ def claims(rows: Sequence[ShufflingRow], table: Sequence[Growth]) -> list[PaperC
 
 def draw(rows: Sequence[ShufflingRow], path: Path) -> None:
     """Draw Figure 2 with the numerical bound beside it."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7.5, 5.5), layout="constrained")
+    figure = Figure(figsize=(7.5, 5.5), layout="constrained")
+    axes = figure.subplots()
     for index, count in enumerate(dict.fromkeys(row.reports for row in rows)):
         mine = [row for row in rows if row.reports == count]
         points, color = [row.epsilon_0 for row in mine], f"C{index}"
@@ -210,7 +208,6 @@ def draw(rows: Sequence[ShufflingRow], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(ncols=2, frameon=False, loc="lower right")
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _growth(

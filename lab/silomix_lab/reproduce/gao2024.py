@@ -192,14 +192,14 @@ def _trials(folder: Path, parts: Sequence[LossPart], count: int) -> list[GaoTria
     return found
 
 
-def run_trial(trial: GaoTrial) -> tuple[str, float]:
+def run_trial(trial: GaoTrial) -> list[tuple[str, float]]:
     """Run a trial; return its key and the model's error on the test set, in percent."""
     data = digits.split(trial.folder, trial.seed)
     if trial.part is None or trial.method is None:
-        return trial.key, _test_error(_pooled(data), data.test)
+        return [(trial.key, _test_error(_pooled(data), data.test))]
     made = _study(trial.folder, trial.part, trial.method, trial.epsilon)
     model = made.run(data.silos, np.random.default_rng([trial.seed, 7]))
-    return trial.key, _test_error(model, data.test)
+    return [(trial.key, _test_error(model, data.test))]
 
 
 @lru_cache(maxsize=64)
@@ -404,14 +404,10 @@ def _figures(results: GaoResults, parts: Sequence[LossPart], floor: Spread) -> d
 
 def _draw(results: GaoResults, parts: Sequence[LossPart], path: Path) -> None:
     """Draw test error against ε as in the paper's Figures 2 and 3, with the others beside it."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, rows = plt.subplots(
-        1, len(parts), figsize=(6.5 * len(parts), 6.0), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(6.5 * len(parts), 6.0), layout="constrained")
+    rows = figure.subplots(1, len(parts), squeeze=False)
     floor = float(np.mean(results.floor()))
     for axes, part in zip(rows[0], parts, strict=True):
         for index, method in enumerate(part.methods):
@@ -427,7 +423,6 @@ def _draw(results: GaoResults, parts: Sequence[LossPart], path: Path) -> None:
         axes.set_ylim(floor - 1, floor + 8)
         finish(axes, EPSILONS, floor)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 EXPERIMENT = Experiment(

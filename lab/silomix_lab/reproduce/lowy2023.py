@@ -174,7 +174,7 @@ def _trials(folder: Path, count: int) -> list[LowyTrial]:
     return list(found.values())
 
 
-def run_trial(trial: LowyTrial) -> tuple[str, float]:
+def run_trial(trial: LowyTrial) -> list[tuple[str, float]]:
     """Run a trial; return its key and the squared error on the test set, in % of the mean of y²."""
     task = (trial.coding if trial.method is None else trial.method.coding).task
     data = insurance.split(trial.folder, task, trial.seed)
@@ -185,7 +185,7 @@ def run_trial(trial: LowyTrial) -> tuple[str, float]:
         made = _study(trial.folder, trial.method, trial.epsilon)
         model = made.run(data.silos, np.random.default_rng([trial.seed, 7]))
     wrong = task.predict(data.test_features @ model / UNIT) - data.test_charges
-    return trial.key, 100 * float(np.mean(wrong**2) / np.mean(data.test_charges**2))
+    return [(trial.key, 100 * float(np.mean(wrong**2) / np.mean(data.test_charges**2)))]
 
 
 @lru_cache(maxsize=128)
@@ -377,12 +377,10 @@ def _figures(results: LowyResults, floor: Spread) -> dict[str, object]:
 def _draw(results: LowyResults, path: Path) -> None:
     """Draw test error against ε as in the paper's Figure 2, with the other algorithms beside."""
     import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7.5, 7.0), layout="constrained")
-    colours = plt.get_cmap("tab20")
+    figure = Figure(figsize=(7.5, 7.0), layout="constrained")
+    axes, colours = figure.subplots(), mpl.colormaps["tab20"]
     for index, method in enumerate(METHODS):
         found = [
             (epsilon, spread.mean, spread.margin or 0.0)
@@ -395,7 +393,6 @@ def _draw(results: LowyResults, path: Path) -> None:
     axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
     finish(axes, EPSILONS, float(np.mean(results.floors())))
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 EXPERIMENT = Experiment(

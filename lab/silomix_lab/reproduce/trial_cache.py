@@ -4,7 +4,7 @@ The first line says which version and data made them; a file made with others is
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -42,9 +42,6 @@ class TrialCache:
             self.figures[key] = figure
         path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
 
-    def missing(self, keys: Iterable[str]) -> set[str]:
-        return set(keys) - self.figures.keys()
-
     def add(self, key: str, figure: float) -> None:
         self.figures[key] = figure
         with self._path.open("a", encoding="utf-8") as file:
@@ -53,13 +50,13 @@ class TrialCache:
     def complete(
         self,
         trials: Sequence[Trial],
-        run: Callable[[Trial], tuple[str, float]],
+        run: Callable[[Trial], list[tuple[str, float]]],
         processes: int | None,
         console: Console,
     ) -> None:
-        """Run the trials that are not kept yet; `run` gives a trial's key and figure."""
-        missing = self.missing(trial.key for trial in trials)
-        todo = [trial for trial in trials if trial.key in missing]
+        """Run the trials that are not kept yet; `run` gives keys and figures, its own last."""
+        todo = [trial for trial in trials if trial.key not in self.figures]
         console.print(f"{len(trials)} trials, {len(trials) - len(todo)} of them kept from before")
-        for key, figure in run_all(run, todo, processes, console):
-            self.add(key, figure)
+        for figures in run_all(run, todo, processes, console):
+            for key, figure in figures:
+                self.add(key, figure)

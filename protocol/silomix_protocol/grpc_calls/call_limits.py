@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from inspect import isasyncgenfunction, iscoroutinefunction
-from ipaddress import ip_address, ip_network
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,10 +21,10 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from silomix_protocol.host import logs
+from silomix_protocol.host.origin import origin_of
 
 CHUNK_BYTES = 2**20  # what one message carries of a batch or a query
 FIRST_MESSAGE_S = 10.0  # from the beginning of a call to all of the one message that it has
-_V6_NETWORK = 64  # bits of an IPv6 address that name one site
 
 
 class RefusedCall(Exception):
@@ -187,13 +186,8 @@ async def _only(messages: AsyncIterator[Any]) -> Any:
 
 def _origin(peer: str) -> str:
     """The origin of a call, by gRPC's name of its peer: an IPv4 address, or an IPv6 network."""
-    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").partition("%")[0]
+    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
     try:
-        address = ip_address(host)
+        return origin_of(host)
     except ValueError:  # a socket of this machine
         return peer
-    if address.version == 4:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ip_network((address, _V6_NETWORK), strict=False))

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
 from silomix_protocol.host import logs
+from silomix_protocol.host.origin import origin_of
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,7 +30,6 @@ _HANDSHAKE_S = 10.0
 _LOOK_S = 1.0  # between two looks for connections that earned nothing
 _PAUSE_S = 0.1  # when the system has no descriptor left
 _BACKLOG = 1024
-_V6_NETWORK = 64  # bits that belong to one site
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class Doorkeeper(uvicorn.Server):
                     logs.warning("connections_not_accepted", reason=error.strerror)
                     await asyncio.sleep(_PAUSE_S)
                     continue
-                guest = _Guest(_origin(peer[0]), (peer[0], peer[1]))
+                guest = _Guest(origin_of(peer[0]), (peer[0], peer[1]))
                 if self._has_room(guest.origin):
                     self._guests[guest.peer] = guest
                     self._from[guest.origin] += 1
@@ -217,14 +216,6 @@ def _counted(base: Any, keeper: Doorkeeper) -> Callable[[_Guest], asyncio.Protoc
         return protocol  # type: ignore[no-any-return]
 
     return made
-
-
-def _origin(host: str) -> str:
-    """The origin that an address counts for: itself, or the IPv6 network that it is in."""
-    address = ip_address(host.partition("%")[0])
-    if address.version == 4 or address.ipv4_mapped is not None:
-        return host
-    return f"{int(address) >> (128 - _V6_NETWORK):x}::"
 
 
 async def _listeners(host: str, port: int) -> list[socket.socket]:

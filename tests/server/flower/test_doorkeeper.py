@@ -14,7 +14,8 @@ import pytest
 import uvicorn
 from silomix_lab.demo.run_demo import free_ports
 from silomix_protocol.certificates.certificates import Authority, dialled_name
-from silomix_server.flower.doorkeeper import Doorkeeper, Message, Receive, Send, Terms, _origin
+from silomix_protocol.host.origin import origin_of
+from silomix_server.flower.doorkeeper import Doorkeeper, Message, Receive, Send, Terms
 
 TERMS = Terms(connections=8, from_one=4, unearned_s=30.0, unearned_bytes=100_000)
 SLOW = b"POST /good HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
@@ -237,8 +238,8 @@ def test_a_request_without_end_is_cut_off(tmp_path: Path, start: bytes, part: by
 
 
 def test_a_site_is_an_address_or_an_ipv6_network() -> None:
-    assert _origin("192.0.2.1") != _origin("192.0.2.2")
-    assert _origin("2001:db8:1:2:3::4") == _origin("2001:db8:1:2:ffff::1")
-    assert _origin("2001:db8:1:2::1") != _origin("2001:db8:1:3::1")
-    assert _origin("::ffff:192.0.2.1") != _origin("::ffff:192.0.2.2")
-    assert _origin("fe80::1%eth0") == _origin("fe80::2%eth0")
+    assert origin_of("192.0.2.1") != origin_of("192.0.2.2")
+    assert origin_of("2001:db8:1:2:3::4") == origin_of("2001:db8:1:2:ffff::1")
+    assert origin_of("2001:db8:1:2::1") != origin_of("2001:db8:1:3::1")
+    assert origin_of("::ffff:192.0.2.1") != origin_of("::ffff:192.0.2.2")
+    assert origin_of("fe80::1%eth0") == origin_of("fe80::2%eth0")

@@ -25,20 +25,15 @@ def draw(
     cells: Sequence[PaperCell], sizes: Sequence[Size], results: NobleResults | None, path: Path
 ) -> None:
     """Draw accuracy by round as in the paper's Figure 3; with `rounds` alone, T against σ_g."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     figure = _rounds_by_noise(cells) if results is None else _accuracy_by_round(sizes, results)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _rounds_by_noise(cells: Sequence[PaperCell]) -> "Figure":
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
-    figure, axes = plt.subplots(figsize=(7.0, 5.0), layout="constrained")
+    figure = Figure(figsize=(7.0, 5.0), layout="constrained")
+    axes = figure.subplots()
     for index, steps in enumerate(dict.fromkeys(each.local_steps for each in cells)):
         mine = [each for each in cells if each.local_steps == steps]
         sigmas = [each.sigma_g for each in mine]
@@ -50,16 +45,12 @@ def _rounds_by_noise(cells: Sequence[PaperCell]) -> "Figure":
 
 
 def _accuracy_by_round(sizes: Sequence[Size], results: NobleResults) -> "Figure":
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     places = [(size, steps) for size in sizes for steps in size.local_steps]
-    figure, grid = plt.subplots(
-        len(places),
-        len(LEVELS),
-        figsize=(6.0 * len(LEVELS), 4.2 * len(places)),
-        layout="constrained",
-        squeeze=False,
-    )
+    size_of_all = (6.0 * len(LEVELS), 4.2 * len(places))
+    figure = Figure(figsize=size_of_all, layout="constrained")
+    grid = figure.subplots(len(places), len(LEVELS), squeeze=False)
     for (size, steps), line in zip(places, grid, strict=True):
         for level, axes in zip(LEVELS, line, strict=True):
             _draw_place(axes, results, size, level, steps)

@@ -16,7 +16,6 @@ from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
 from silomix_core.task.task import UNIT
 
-from silomix_lab.parallel import run_all
 from silomix_lab.reproduce import synthetic
 from silomix_lab.reproduce.experiment import ExperimentRequest
 from silomix_lab.reproduce.noble2022.sizes_and_methods import (
@@ -48,12 +47,7 @@ def run_trials(
         for level in LEVELS
         for trial in _trials(size, level, seed)
     ]
-    missing = kept.missing(trial.key for trial in trials)
-    todo = [trial for trial in trials if trial.key in missing]
-    console.print(f"{len(trials)} trials, {len(trials) - len(todo)} of them kept from before")
-    for figures in run_all(run_trial, todo, request.processes, console):
-        for key, figure in figures:
-            kept.add(key, figure)
+    kept.complete(trials, run_trial, request.processes, console)
     return kept.figures
 
 
