@@ -1,6 +1,6 @@
 """The honest coordinator as a world of its own: real rounds, killed and started again anywhere.
 
-`RoundPlayer.play` with its `Course`, `Journal`, `Settlements`, `RoundChannel` and `Gate` is run
+`RoundPlayer.play` with its `RoundState`, `Journal`, `Settlements`, `RoundChannel` and `Gate` is run
 against real mixes and a real silo with control variates (two more do as they are told).  A
 coroutine cannot be put back, so it is run again: a run is a list of choices,
 one at every point where something may go wrong, and everything after the list goes well.  What may

@@ -19,7 +19,7 @@ from silomix_client.rounds.inclusion import Inclusion
 from silomix_protocol.host.durable import note
 from silomix_server.errors import MixFailed
 from silomix_server.rounds.play_rounds import RoundPlayer as ServerRounds
-from silomix_server.rounds.round_state import Course
+from silomix_server.rounds.round_state import RoundState
 from silomix_server.silos.round_channel import RoundChannel
 from silomix_server.silos.settlements import Settlements
 from silomix_server.study.journal import Journal
@@ -272,16 +272,16 @@ async def _none_left(*_: Any) -> list[Any]:
 _abandon = ServerRounds._abandon
 
 
-async def _abandon_if_they_like(rounds: ServerRounds, course: Course) -> None:
+async def _abandon_if_they_like(rounds: ServerRounds, state: RoundState) -> None:
     with suppress(MixFailed):
-        await _abandon(rounds, course)
+        await _abandon(rounds, state)
 
 
-_may_try = Course.may_try.fget
+_may_try = RoundState.may_try.fget
 
 
-def _may_try_when_started(course: Course) -> bool:
-    return len(course.tried) == 1 > course._tries or bool(_may_try(course))
+def _may_try_when_started(state: RoundState) -> bool:
+    return len(state.tried) == 1 > state._tries or bool(_may_try(state))
 
 
 COORDINATOR_MUTANTS: dict[str, tuple[tuple[Change, ...], str]] = {
@@ -289,7 +289,7 @@ COORDINATOR_MUTANTS: dict[str, tuple[tuple[Change, ...], str]] = {
         (
             (Journal, "rounds", _closed_rounds),
             (ServerRounds, "_abandon", _abandon_if_they_like),
-            (Course, "may_try", property(_may_try_when_started)),
+            (RoundState, "may_try", property(_may_try_when_started)),
         ),
         "although a batch of it had come",
     ),

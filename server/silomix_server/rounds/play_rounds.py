@@ -25,7 +25,7 @@ from silomix_server.mixes.mix_chain import CollectedBatch, MixChain
 from silomix_server.mixes.opening import Opened, Opening
 from silomix_server.mixes.token_desk import TokenDesk
 from silomix_server.rounds.availability import Membership, not_asked
-from silomix_server.rounds.round_state import Course
+from silomix_server.rounds.round_state import RoundState
 from silomix_server.silos.gate import Gate
 from silomix_server.silos.round_channel import RoundChannel
 from silomix_server.silos.settlements import Settlements
@@ -85,20 +85,20 @@ class RoundPlayer:
     async def play(self, number: int, query: bytes) -> RoundOutcome:
         """Play a round from opening to recorded result; StudyFailed if nobody can be asked."""
         tried = [check(each, self._study) for each in self._journal.attempts(number)]
-        course = Course(number, query, len(self._study.mixes), tried)
+        state = RoundState(number, query, len(self._study.mixes), tried)
         try:
-            outcome = await self._play(course)
+            outcome = await self._play(state)
         except StudyFailed:
-            self._withdraw_unasked(course)
+            self._withdraw_unasked(state)
             raise
         except (MixFailed, BatchAborted, BatchBroken) as failure:
-            self._withdraw_unasked(course)
-            if not course.asked:
+            self._withdraw_unasked(state)
+            if not state.asked:
                 raise not_asked(failure) from failure
             logs.warning("round_lost", round=number, reason=failure)
-            outcome = _void(course)
-        if course.tried:
-            await self._close(course, outcome)
+            outcome = _void(state)
+        if state.tried:
+            await self._close(state, outcome)
         else:
             self._skip(number)
         return outcome
@@ -111,15 +111,13 @@ class RoundPlayer:
         logs.warning("round_skipped", round=number, asks=",".join(self._study.asked(number)))
         self._journal.skipped(number)
 
-    async def _close(self, course: Course, outcome: RoundOutcome) -> None:
+    async def _close(self, state: RoundState, outcome: RoundOutcome) -> None:
         """Record the round's result and tell the silos; if it is void, with what the mixes sign."""
         if outcome.result.total is not None:
-            settlement = self._settlements.used(course.last)
+            settlement = self._settlements.used(state.last)
         else:
-            settlement = await self._settlements.void(
-                course.last, course.chain, listed=course.listed
-            )
-        self._journal.closed(course.number, outcome.result, settlement)
+            settlement = await self._settlements.void(state.last, state.chain, listed=state.listed)
+        self._journal.closed(state.number, outcome.result, settlement)
         self._channel.close_round(settlement)
 
     async def settle_left(self) -> None:
@@ -127,53 +125,53 @@ class RoundPlayer:
         for settlement in await self._settlements.settle_left():
             self._channel.settle(settlement, self._channel.followers)
 
-    def _withdraw_unasked(self, course: Course) -> None:
+    def _withdraw_unasked(self, state: RoundState) -> None:
         """Take back a round that no silo heard of: its number is used again."""
-        if not course.asked:
-            self._journal.withdrawn(course.number)
+        if not state.asked:
+            self._journal.withdrawn(state.number)
 
-    async def _play(self, course: Course) -> RoundOutcome:
+    async def _play(self, state: RoundState) -> RoundOutcome:
         """Try until an attempt brings a batch; if none does, raise the last attempt's failure.
 
         A round that this run could not try at all is void.
         """
         failure: MixFailed | BatchAborted | None = None
-        await self._abandon(course)
-        while course.may_try and await self._enough(course):
-            attempt = await self._prepare(course)
+        await self._abandon(state)
+        while state.may_try and await self._enough(state):
+            attempt = await self._prepare(state)
             try:
                 await self._chain.open(attempt.descriptor)
                 await self.settle_left()  # now that all mixes are there, before silos are asked
-                self._ask(course, attempt)
+                self._ask(state, attempt)
                 batch = await self._chain.collect(attempt.descriptor)
             except (MixFailed, BatchAborted) as problem:
                 failure = problem
                 logs.warning("attempt_failed", **_place(attempt.descriptor), reason=problem)
                 self._membership.end_stretch()  # a mix may have lost the keys it announced
-                await self._abandon(course)
+                await self._abandon(state)
                 continue
-            course.collect(batch.chain)
+            state.collect(batch.chain)
             try:
-                return await self._finish(course, attempt, batch)
+                return await self._finish(state, attempt, batch)
             finally:
                 batch.reports.close()
         if failure is None:  # silos are away, or earlier runs used up all attempts
-            return _void(course)
+            return _void(state)
         raise failure
 
-    async def _enough(self, course: Course) -> bool:
-        return await self._membership.enough(course.number, tried_before=bool(course.tried))
+    async def _enough(self, state: RoundState) -> bool:
+        return await self._membership.enough(state.number, tried_before=bool(state.tried))
 
-    async def _abandon(self, course: Course) -> None:
+    async def _abandon(self, state: RoundState) -> None:
         """Take every mix's statement that it abandoned each earlier attempt."""
-        for descriptor in course.unabandoned:
+        for descriptor in state.unabandoned:
             statements = await self._chain.abandon(descriptor)
-            course.abandon(statements)
+            state.abandon(statements)
             self._settlements.abandoned(descriptor, statements)
 
-    async def _prepare(self, course: Course) -> _Attempt:
+    async def _prepare(self, state: RoundState) -> _Attempt:
         """Issue the next attempt's descriptor, on disk first, with the keys that it names."""
-        number, attempt = course.number, course.attempt
+        number, attempt = state.number, state.attempt
         lists: tuple[round_pb2.KeyList, ...] = ()
         if attempt == 1:
             mix_keys = self._membership.keys(number)
@@ -187,26 +185,26 @@ class RoundPlayer:
             mixes=tuple(fingerprint(each) for each in mix_keys),
             token=self._tokens.public_keys(number, 1)[0] if self._tokens else b"",
         )
-        descriptor = issue(self._study, number, attempt, course.query, keys, self._sign_key)
+        descriptor = issue(self._study, number, attempt, state.query, keys, self._sign_key)
         self._journal.opened(descriptor)
         self._channel.journalled()
-        course.begin(descriptor)
+        state.begin(descriptor)
         opened = channel_pb2.RoundOpened(
             descriptor=descriptor.to_wire(),
-            query_bytes=len(course.query),
+            query_bytes=len(state.query),
             server_key=public,
             mix_keys=mix_keys,
             lists=lists,
-            abandoned=course.abandoned,
+            abandoned=state.abandoned,
         )
         return _Attempt(descriptor, server_key, mix_keys, opened)
 
-    def _ask(self, course: Course, attempt: _Attempt) -> None:
-        course.ask()
-        self._channel.open_round(attempt.descriptor, attempt.opened, course.query)
+    def _ask(self, state: RoundState, attempt: _Attempt) -> None:
+        state.ask()
+        self._channel.open_round(attempt.descriptor, attempt.opened, state.query)
 
     async def _finish(
-        self, course: Course, attempt: _Attempt, batch: CollectedBatch
+        self, state: RoundState, attempt: _Attempt, batch: CollectedBatch
     ) -> RoundOutcome:
         """Take off the server's layer while the gate is closed, then open the rest and sum."""
         opening = Opening(
@@ -216,7 +214,7 @@ class RoundPlayer:
             self._reception,
             self._tokens,
         )
-        gate = await self._commit(course, attempt, batch)
+        gate = await self._commit(state, attempt, batch)
         unwrapping = asyncio.create_task(_unwrap(opening, batch.reports))
         try:
             released = await self._released(attempt, gate)
@@ -228,17 +226,17 @@ class RoundPlayer:
         opened = opening.result
         if released is not None:
             opened = await asyncio.to_thread(opening.add_up, batch.reports, released)
-        return self._outcome(course, batch, opened)
+        return self._outcome(state, batch, opened)
 
     async def _commit(
-        self, course: Course, attempt: _Attempt, batch: CollectedBatch
+        self, state: RoundState, attempt: _Attempt, batch: CollectedBatch
     ) -> Gate | None:
         """Publish the list that all mixes stand by; return its gate, if the study has one."""
         descriptor = attempt.descriptor
         gate = Gate(self._study, descriptor, batch.output) if self._study.batching.gate else None
         committed = await self._chain.commit(descriptor, batch)
         self._journal.listed(committed)
-        course.show_list()
+        state.show_list()
         self._channel.commit(committed, batch.chain, gate)
         return gate
 
@@ -260,21 +258,21 @@ class RoundPlayer:
             descriptor, gate.list_hash, gate.confirmations, attempt.mix_keys
         )
 
-    def _outcome(self, course: Course, batch: CollectedBatch, opened: Opened) -> RoundOutcome:
+    def _outcome(self, state: RoundState, batch: CollectedBatch, opened: Opened) -> RoundOutcome:
         if opened.injected or opened.repeated:
             logs.warning(
                 "reports_injected",
-                round=course.number,
+                round=state.number,
                 without_token=opened.injected,
                 token_used_twice=opened.repeated,
                 hint="somebody in the chain put reports of its own into the batch",
             )
-        _warn_of_contents(course.number, opened)
+        _warn_of_contents(state.number, opened)
         enough = opened.accepted + opened.abstained >= self._study.batching.minimum
         return RoundOutcome(
             result=ClosedRound(opened.summed, opened.total if enough else None),
-            asked=course.asked,
-            attempts=len(course.tried),
+            asked=state.asked,
+            attempts=len(state.tried),
             dropped=batch.dropped + opened.dropped,
             accepted=opened.accepted,
             abstained=opened.abstained,
@@ -318,8 +316,8 @@ async def _unwrap(opening: Opening, reports: BatchFile) -> None:
         await asyncio.sleep(0)
 
 
-def _void(course: Course, dropped: int = 0) -> RoundOutcome:
-    return RoundOutcome(ClosedRound(0, None), course.asked, len(course.tried), dropped)
+def _void(state: RoundState, dropped: int = 0) -> RoundOutcome:
+    return RoundOutcome(ClosedRound(0, None), state.asked, len(state.tried), dropped)
 
 
 def _place(descriptor: Descriptor) -> dict[str, object]:

@@ -14,7 +14,7 @@ TRIES = 3  # attempts at one round by one run of the coordinator
 
 
 @dataclass(slots=True)
-class Course:
+class RoundState:
     """The state of one round; `tried` has the attempts of earlier coordinator runs, too."""
 
     number: int

@@ -3,28 +3,28 @@
 import pytest
 from silomix_proto import round_pb2
 from silomix_protocol.rounds.descriptor import MOST_ATTEMPTS
-from silomix_server.rounds.round_state import TRIES, Course
+from silomix_server.rounds.round_state import TRIES, RoundState
 from support.descriptors import plain_descriptor
 
 WORD = round_pb2.Abandonment(reason="told to")
 CHAIN = (round_pb2.HopStatement(hop=0), round_pb2.HopStatement(hop=1))
 
 
-def course(tried: int = 0, abandoned: int = 0) -> Course:
+def state(tried: int = 0, abandoned: int = 0) -> RoundState:
     """A round with attempts of an earlier run, so many of them abandoned by both mixes."""
     descriptors = [plain_descriptor(attempt=1 + at) for at in range(tried)]
-    made = Course(1, b"query", 2, descriptors)
+    made = RoundState(1, b"query", 2, descriptors)
     for _ in range(abandoned):
         made.abandon((WORD, WORD))
     return made
 
 
-def begin(made: Course) -> None:
+def begin(made: RoundState) -> None:
     made.begin(plain_descriptor(attempt=made.attempt))
 
 
 def test_a_round_is_tried_again_only_behind_attempts_that_every_mix_abandoned() -> None:
-    made = course(tried=2, abandoned=1)
+    made = state(tried=2, abandoned=1)
     assert not made.may_try
     with pytest.raises(ValueError, match="may not be tried"):
         begin(made)
@@ -38,7 +38,7 @@ def test_a_round_is_tried_again_only_behind_attempts_that_every_mix_abandoned() 
 
 
 def test_a_round_whose_batch_came_is_never_tried_again() -> None:
-    made = course()
+    made = state()
     begin(made)
     made.ask()
     made.collect(CHAIN)
@@ -51,7 +51,7 @@ def test_a_round_whose_batch_came_is_never_tried_again() -> None:
 
 @pytest.mark.parametrize("tried", [0, MOST_ATTEMPTS - 1, MOST_ATTEMPTS])
 def test_attempts_are_bounded(tried: int) -> None:
-    made, begun = course(tried, tried), 0
+    made, begun = state(tried, tried), 0
     while made.may_try:
         begin(made)
         made.abandon((WORD, WORD))
@@ -60,7 +60,7 @@ def test_attempts_are_bounded(tried: int) -> None:
 
 
 def test_steps_out_of_order_are_mistakes() -> None:
-    made = course()
+    made = state()
     begin(made)
     with pytest.raises(ValueError, match="nobody was asked"):
         made.collect(CHAIN)
