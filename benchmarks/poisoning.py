@@ -56,7 +56,7 @@ from silomix_core.reports.aggregation import MEAN, USUAL, Aggregation, Rule
 from silomix_core.reports.length_bound import longest_reports, noise_of
 from silomix_core.reports.outliers import FALSE_ALARMS
 from silomix_core.reports.reception import Gathered, Gathering, Reception
-from silomix_core.reports.reporter import Integers, Question, Reporter
+from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.simulation.one_process import Rehearsal, evaluated_study, rehearsal
 from silomix_core.study.derive import plan_of
 from silomix_core.task.losses import LossName
@@ -294,7 +294,7 @@ class BadSilo:
     def takes_part(self, round_number: int) -> bool:
         return self._reporter.takes_part(round_number)
 
-    def values(self, question: Question, streams: Streams, kept: Integers | None) -> Integers:
+    def values(self, question: RoundQuery, streams: Streams, kept: Integers | None) -> Integers:
         match self._trial.attack:
             case "turned":
                 return self._stretched(-self._reporter.values(question, one_stream(quiet), kept))

@@ -13,7 +13,7 @@ from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.discrete_gaussian import RandomBytes, Streams
 from silomix_core.model import clipped_sum
 from silomix_core.model.clipped_sum import Records, open_rows
-from silomix_core.reports.reporter import Integers, Question, Reporter
+from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.simulation.one_process import Answers, evaluated_study
 from silomix_lab.consortium.create import Consortium
 from support.silos import altered, approved_silo, asked, open_desk, open_ledger, opened
@@ -52,7 +52,7 @@ class RealSilo(Silo):
         super().__init__(name)
         self._made, self._desk = made, desk_of(self.bytes_of_round)
 
-    def values(self, question: Question, _: Streams, kept: object) -> Integers:
+    def values(self, question: RoundQuery, _: Streams, kept: object) -> Integers:
         self.rounds += 1
         query = asked(self._made, question.round, question.point)
         return self.noted(opened(self._made, self._desk.answer(query)))
@@ -63,7 +63,7 @@ class SimulatedSilo(Silo):
         super().__init__(name)
         self._reporter = reporter
 
-    def values(self, question: Question, _: Streams, kept: Integers | None) -> Integers:
+    def values(self, question: RoundQuery, _: Streams, kept: Integers | None) -> Integers:
         self.rounds += 1
         return self.noted(self._reporter.values(question, self.bytes_of_round, kept))
 

@@ -35,7 +35,7 @@ from silomix_core.model import clipped_sum
 from silomix_core.model.clipped_sum import ClippedSum, Records, to_grid
 from silomix_core.model.rounding import Weights, rounded
 from silomix_core.reports import reporter as reporting
-from silomix_core.reports.reporter import Question, Reporter
+from silomix_core.reports.reporter import Reporter, RoundQuery
 from silomix_core.study.study import Study
 from silomix_core.task.losses import LossName, loss
 from silomix_core.task.task import Task
@@ -282,7 +282,7 @@ def rehearsed(study: Study, trials: int, seed: int) -> AuditVerdict:
             np.random.default_rng([seed, number]).bytes,
         )
         places = enumerate(points(study, len(transcripts), trials), start=1)
-        asked = [Question(number, where) for number, where in places]
+        asked = [RoundQuery(number, where) for number, where in places]
         transcripts.append(
             Transcript(
                 second=second,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from silomix_core.algorithms.base import Aggregate
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.discrete_gaussian import SIGMA_UNITS
-from silomix_core.reports.reporter import Question
+from silomix_core.reports.reporter import RoundQuery
 from silomix_core.simulation.one_process import run_study
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
@@ -138,7 +138,7 @@ class StoredSums:
     def __init__(self, totals: list[NDArray[np.int64] | None], silos: int) -> None:
         self._totals, self._silos, self._answers = totals, silos, 0
 
-    def values(self, question: Question, *_: object) -> NDArray[np.int64]:
+    def values(self, question: RoundQuery, *_: object) -> NDArray[np.int64]:
         silo = self._answers % self._silos
         self._answers += 1
         total = self._totals[question.round - 1]

@@ -5,7 +5,7 @@ the ledger, never on a record's value; every record passes the same arithmetic. 
 answered before is never computed again: its stored report goes out once more, sealed anew only if
 every mix stated that it abandoned the attempt before.  Should the store itself be put back to an
 earlier state, the report is made again as it was: what is random about it follows from the
-approval's secret and the question.  In a round with check-ins a silo that
+approval's secret and the query.  In a round with check-ins a silo that
 abstains does all of this too, so that nobody on the way can tell.
 """
 
@@ -19,7 +19,7 @@ from silomix_core.discrete_gaussian import Streams
 from silomix_core.evaluation.private import measure_of
 from silomix_core.mechanism.report_format import decode_report, encode_report, report_bytes
 from silomix_core.model.clipped_sum import Records
-from silomix_core.reports.reporter import Integers, Question, Reporter
+from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_protocol.connections.version import release
 from silomix_protocol.host import logs
 from silomix_protocol.keys import ForgedSignature, UnusableKey, number
@@ -77,7 +77,7 @@ class StudyDesk:
         )
         self._reader = QueryReader(name, self.study, self._mechanism)
         nothing = np.zeros(self._mechanism.dimension)
-        longest = Question(self._reporter.longest_round, nothing, nothing)
+        longest = RoundQuery(self._reporter.longest_round, nothing, nothing)
         kept = np.zeros(self._mechanism.dimension, dtype=np.int64)
         streams = keystream or answer_streams(approval.partition)
         self._fixed_time = FixedTime(lambda: self._report(longest, streams, kept))
@@ -85,7 +85,7 @@ class StudyDesk:
     def answer(self, asked: RoundRequest) -> StoredReport:
         """Return the round's report, charged and stored; the same payload if asked before."""
         descriptor = asked.descriptor
-        question = self._reader.read(descriptor, asked.query)
+        query = self._reader.read(descriptor, asked.query)
         stored = self._account.stored(descriptor.round)
         if stored is not None:
             return self._again(stored, asked)
@@ -94,7 +94,7 @@ class StudyDesk:
         token = self._token(descriptor)
         kept = self._kept(descriptor)
         with self._fixed_time.kept():
-            report = self._report(question, self._streams(descriptor), kept)
+            report = self._report(query, self._streams(descriptor), kept)
         sealed = self._seal(token + report, asked)
         with self._account.telling():
             entry = self._account.charge(self._approval, sealed, self._clock(), kept)
@@ -117,7 +117,7 @@ class StudyDesk:
         )
 
     def _again(self, stored: StoredReport, asked: RoundRequest) -> StoredReport:
-        """Return the stored report, as is or sealed for a later attempt; refuse other questions."""
+        """Return the stored report, as is or sealed for a later attempt; refuse other queries."""
         earlier, descriptor = stored.descriptor, asked.descriptor
         number = descriptor.round
         known = self._account.outcome(earlier.digest)
@@ -133,7 +133,7 @@ class StudyDesk:
         return sealed
 
     def _check_new(self, asked: Descriptor) -> None:
-        """Refuse a question that was answered with these records, unless the round was void.
+        """Refuse a query that was answered with these records, unless the round was void.
 
         The mean of several answers would have less noise than any of them.  With check-ins a silo
         answers once, and a refusal would tell who did.
@@ -191,10 +191,10 @@ class StudyDesk:
         report = last.payload[-report_bytes(self._mechanism) :]
         return kept + decode_report(report, self._mechanism)
 
-    def _report(self, question: Question, streams: Streams, kept: Integers | None) -> bytes:
+    def _report(self, query: RoundQuery, streams: Streams, kept: Integers | None) -> bytes:
         """The encoded report; a silo that abstains computes the values and leaves them out."""
-        values = self._reporter.values(question, streams, kept)
-        takes_part = self._reporter.takes_part(question.round)
+        values = self._reporter.values(query, streams, kept)
+        takes_part = self._reporter.takes_part(query.round)
         return encode_report(values, self._mechanism, takes_part=takes_part)
 
     def _streams(self, descriptor: Descriptor) -> Streams:
@@ -202,7 +202,7 @@ class StudyDesk:
 
         The release stands for the arithmetic.  What the silo keeps of its last answer only says
         where later steps of its walk stand, which is in their labels (`Reporter`): the same
-        question about the same point has the same noise, whatever is kept.
+        query of the same point has the same noise, whatever is kept.
         """
         if self._keystream is not None:
             return self._keystream

@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from silomix_core.mechanism.mechanism import Mechanism
-from silomix_core.reports.reporter import Question
+from silomix_core.reports.reporter import RoundQuery
 from silomix_core.study.study import Study
 from silomix_proto import round_pb2
 from silomix_protocol.rounds.descriptor import Descriptor
@@ -33,8 +33,8 @@ class QueryReader:
     def __init__(self, silo: str, study: Study, mechanism: Mechanism) -> None:
         self._silo, self._study, self._mechanism = silo, study, mechanism
 
-    def read(self, descriptor: Descriptor, query: bytes) -> Question:
-        """Read the question that a query asks; RefusedQuery for anything outside the study."""
+    def read(self, descriptor: Descriptor, query: bytes) -> RoundQuery:
+        """Read the query of a round; RefusedQuery for anything outside the study."""
         if descriptor.study != self._study.identity:
             raise RefusedQuery("the round belongs to another study")
         if self._silo not in descriptor.silos:
@@ -50,9 +50,9 @@ class QueryReader:
         if not self._has_control(descriptor.round):
             if message.control:
                 raise RefusedQuery("the query says more than a point")
-            return Question(descriptor.round, point)
+            return RoundQuery(descriptor.round, point)
         control = self._control(message.control, descriptor.round)
-        return Question(descriptor.round, point, control)
+        return RoundQuery(descriptor.round, point, control)
 
     def _has_control(self, round_number: int) -> bool:
         """Whether a round's query has a mean of control variates; not in an evaluation."""

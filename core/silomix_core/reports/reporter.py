@@ -4,7 +4,7 @@ Stands between the frozen snapshot and the bytes of a report; the silo's process
 in one process use the same.  Which records belong to which phase is drawn once, from the secret of
 the approval; which of them take part in a round, and the noise, from the random bytes of the round.
 The noise of a gradient has a stream of its own, named after the very integers that it hides: should
-one question ever give two sums (another release, another processor), their noises are independent.
+one query ever give two sums (another release, another processor), their noises are independent.
 Whether the silo itself takes part in a round changes nothing about how its values are made.
 
 Where an algorithm has local steps, an answer is the sum of several noised gradients.  The step
@@ -32,9 +32,9 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The question of a round to a silo: the gradient at a point; with control variates, `control`
-    is their mean over all silos."""
+class RoundQuery:
+    """The query of a round to a silo: the gradient at a point; with control variates, `control` is
+    their mean over all silos."""
 
     round: int
     point: Floats
@@ -95,9 +95,7 @@ class Reporter:
     def takes_part(self, round_number: int) -> bool:
         return self._attendance.takes_part(round_number)
 
-    def values(
-        self, question: Question, streams: Streams, kept: Integers | None = None
-    ) -> Integers:
+    def values(self, query: RoundQuery, streams: Streams, kept: Integers | None = None) -> Integers:
         """The integers of a report: the sum S of the noised gradients along the local steps
 
             y ← y − η(gradient at y + ridge·x + c − cᵢ), from the point x that is asked about;
@@ -105,18 +103,18 @@ class Reporter:
         with control variates S − Sᵢ, where Sᵢ are the integers `kept` of the last answer that was
         used (0 before), cᵢ = Sᵢ/steps its mean gradient, and c the mean of all silos' cᵢ.
         """
-        phase = self._mechanism.phase_of(question.round)
+        phase = self._mechanism.phase_of(query.round)
         if not self._mechanism.phases[phase].control:
-            return self._walk(question, phase, self._local.ridge * question.point, streams)
-        if question.control is None or kept is None:
+            return self._walk(query, phase, self._local.ridge * query.point, streams)
+        if query.control is None or kept is None:
             raise ValueError("control variates need the mean of all silos', and one's own")
         own = kept * (self._mechanism.grids[phase] / self._mechanism.phases[phase].steps)
-        drift = self._local.ridge * question.point + question.control - own
-        return self._walk(question, phase, drift, streams) - kept
+        drift = self._local.ridge * query.point + query.control - own
+        return self._walk(query, phase, drift, streams) - kept
 
-    def _walk(self, question: Question, phase: int, drift: Floats, streams: Streams) -> Integers:
-        size, grid = self._local.size_in(question.round), self._mechanism.grids[phase]
-        point = question.point
+    def _walk(self, query: RoundQuery, phase: int, drift: Floats, streams: Streams) -> Integers:
+        size, grid = self._local.size_in(query.round), self._mechanism.grids[phase]
+        point = query.point
         total = noised = self._noised(point, phase, 0, streams)
         for step in range(1, self._mechanism.phases[phase].steps):
             point = point - size * (grid * noised + drift)
@@ -128,7 +126,7 @@ class Reporter:
         """One noised gradient: one privacy event."""
         mechanism, clipped_sum = self._mechanism, self._sums[phase]
         place = b"%d " % step
-        if step:  # the first gradient is at the point of the question
+        if step:  # the first gradient is at the point of the query
             place += sha256(point.astype("<f8", copy=False).data).digest()
         coins = streams(b"batch " + place)
         batch = draw(mechanism.batch(phase), len(clipped_sum), coins)

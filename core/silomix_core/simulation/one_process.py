@@ -37,7 +37,7 @@ from silomix_core.reports.aggregation import (
     usual,
 )
 from silomix_core.reports.reception import Reception, ReportTooLong
-from silomix_core.reports.reporter import Integers, Question, Reporter
+from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.study.derive import phases_of, plan_of, setting_of
 from silomix_core.study.schedule import asked_places
 from silomix_core.task.task import Task
@@ -46,7 +46,7 @@ from silomix_core.task.task import Task
 class Answers(Protocol):
     """A silo as a study sees it: a `Reporter`, or whoever repeats stored reports."""
 
-    def values(self, question: Question, streams: Streams, kept: Integers | None) -> Integers: ...
+    def values(self, query: RoundQuery, streams: Streams, kept: Integers | None) -> Integers: ...
 
     def takes_part(self, round_number: int) -> bool: ...
 
@@ -199,12 +199,12 @@ def evaluated_study(
     kept = np.zeros((len(silos), mechanism.dimension), dtype=np.int64)
     streams = one_stream(random_bytes)
     for number in range(1, mechanism.rounds + 1):
-        question = Question(number, query.point, query.control)
+        round_query = RoundQuery(number, query.point, query.control)
         phase = mechanism.phase_of(number)
         reports: list[Integers] = []
         for index in sorted(asked_places(seed, number, len(silos), asked)):
             if silos[index].takes_part(number):
-                report = silos[index].values(question, streams, kept[index])
+                report = silos[index].values(round_query, streams, kept[index])
                 kept[index] += report
                 reports.append(report)
         check_in = mechanism.phases[phase].check_in

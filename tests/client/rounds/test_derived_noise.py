@@ -19,7 +19,7 @@ from silomix_client.random_stream import answer_streams
 from silomix_client.rounds import answer
 from silomix_client.rounds.answer import StudyDesk
 from silomix_core.discrete_gaussian import SIGMA_UNITS, RandomBytes, Streams
-from silomix_core.reports.reporter import Integers, Question
+from silomix_core.reports.reporter import Integers, RoundQuery
 from silomix_core.study.study import StudyId
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
@@ -270,7 +270,7 @@ def test_the_streams_of_later_steps_follow_from_where_the_walk_stands(
             labels.append(label[:-32] if label.startswith(b"noise") else label)
             return streams(label)
 
-        reporter.values(Question(1, nothing, nothing), noted, kept)
+        reporter.values(RoundQuery(1, nothing, nothing), noted, kept)
         return labels
 
     still, moved = np.zeros(len(nothing), dtype=np.int64), np.full(len(nothing), 2**20)

@@ -22,7 +22,7 @@ from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, 
 from silomix_core.mechanism.report_format import decode_report, encode_report
 from silomix_core.model.clipped_sum import Records
 from silomix_core.model.models import Linear
-from silomix_core.reports.reporter import Question, Reporter
+from silomix_core.reports.reporter import Reporter, RoundQuery
 from silomix_core.simulation.one_process import rehearsal, run_study
 from silomix_core.task.losses import LossName, loss
 from silomix_core.task.task import UNIT, Feature, Scaling, Task
@@ -277,7 +277,7 @@ def test_a_controlled_report_is_the_difference_from_the_last_used_sum_to_the_int
     """In the rounds in which silos stand still the sum does not depend on control variates."""
     made, _ = reporter(3, control=True, still=10)
     kept = np.array([7, -123_456_789, 0, 2**40])
-    question = Question(1, np.full(DIMENSION, 0.5), np.ones(DIMENSION))
+    question = RoundQuery(1, np.full(DIMENSION, 0.5), np.ones(DIMENSION))
     rng = np.random.default_rng(1)
     seed = rng.bit_generator.state
     alone = made.values(question, one_stream(rng.bytes), np.zeros(DIMENSION, dtype=np.int64))
@@ -295,7 +295,7 @@ def test_control_variates_correct_every_step() -> None:
     for _ in range(3):
         gradient = mean_gradient(at, range(1))
         total, at = total + gradient, at - 2.0 * (gradient - own + control)
-    found = made.values(Question(1, point, control), one_stream(no_noise()), kept)
+    found = made.values(RoundQuery(1, point, control), one_stream(no_noise()), kept)
     assert np.allclose((found + kept) * mechanism.grids[0], total, atol=1e-6)
 
 
@@ -306,7 +306,7 @@ def test_every_local_step_has_noise_and_a_batch_of_its_own(batch: Minibatch | No
     made, mechanism = reporter(steps, size=0.0, batch=batch)
     quiet, _ = reporter(steps, size=0.0)
     rng = np.random.default_rng(3)
-    question = Question(1, np.zeros(DIMENSION))
+    question = RoundQuery(1, np.zeros(DIMENSION))
     reports = np.array(
         [made.values(question, one_stream(rng.bytes)) for _ in range(400)], dtype=float
     )
@@ -324,9 +324,9 @@ def test_a_silo_that_walks_must_know_how_and_one_with_control_needs_both_of_them
         Reporter(mechanism, Participant(RECORDS, TARGET), records_of(0), LINEAR, no_noise())
     zero = np.zeros(DIMENSION)
     with pytest.raises(ValueError, match="mean of all silos"):
-        made.values(Question(1, zero), one_stream(no_noise()), zero.astype(np.int64))
+        made.values(RoundQuery(1, zero), one_stream(no_noise()), zero.astype(np.int64))
     with pytest.raises(ValueError, match="mean of all silos"):
-        made.values(Question(1, zero, zero), one_stream(no_noise()))
+        made.values(RoundQuery(1, zero, zero), one_stream(no_noise()))
 
 
 @pytest.mark.parametrize("control", [False, True])

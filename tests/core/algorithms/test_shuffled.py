@@ -15,7 +15,7 @@ from silomix_core.discrete_gaussian import RandomBytes
 from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, Phase, PhaseKind
 from silomix_core.model.clipped_sum import Records
 from silomix_core.model.models import Linear
-from silomix_core.reports.reporter import Question, Reporter
+from silomix_core.reports.reporter import Reporter, RoundQuery
 from silomix_core.study.study import InvalidStudy
 from silomix_core.task.losses import LossName, loss
 from silomix_core.task.task import UNIT
@@ -44,7 +44,7 @@ def test_a_report_is_made_of_one_record_each_as_often() -> None:
         return coins if label.startswith(b"batch") else lambda n: (bytes(7) + b"\x80") * (n // 8)
 
     for _ in range(3000):
-        values = reporter.values(Question(1, np.zeros(4)), batch_then_no_noise)
+        values = reporter.values(RoundQuery(1, np.zeros(4)), batch_then_no_noise)
         (row,) = np.flatnonzero(values)
         drawn[row] += 1
         # residual ½, clipped to 0.25; divided by the one record that was drawn

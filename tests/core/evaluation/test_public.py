@@ -29,7 +29,7 @@ from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, 
 from silomix_core.mechanism.minibatches import partition
 from silomix_core.model.clipped_sum import Records
 from silomix_core.model.models import model_of
-from silomix_core.reports.reporter import Question, Reporter
+from silomix_core.reports.reporter import Reporter, RoundQuery
 from silomix_core.simulation.one_process import evaluated_study
 from silomix_core.study.derive import phases_of, plan_of, setting_of
 from silomix_core.study.study import InvalidStudy
@@ -251,7 +251,7 @@ def test_a_held_out_record_moves_a_report_no_farther_than_is_charged(task: Task)
         dimension=task.dimension,
         phases=phases_of(algorithm("noisy-mb-sgd"), known, 0.25),
     )
-    asked = Question(4, np.random.default_rng(12).normal(0, 2, task.dimension))
+    asked = RoundQuery(4, np.random.default_rng(12).normal(0, 2, task.dimension))
 
     def report(labels: np.ndarray) -> np.ndarray:
         changed, secret = Records(records.features, labels), seeded_bytes(3)
@@ -280,8 +280,8 @@ def test_an_evaluation_touches_no_record_of_training_and_training_none_of_it(nam
     assert made.phases[last].kind is PhaseKind.EVALUATION
     point = np.array([1.0, -1.0, 0.5, 0.2, 0.1])
 
-    def asked(phase: int) -> Question:
-        return Question(made.first_round(phase), point)
+    def asked(phase: int) -> RoundQuery:
+        return RoundQuery(made.first_round(phase), point)
 
     before = [reporter(made, silo, records).values(asked(each), QUIET) for each in training]
     evaluated = reporter(made, silo, records).values(asked(last), QUIET)

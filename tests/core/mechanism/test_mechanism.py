@@ -20,7 +20,7 @@ from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, 
 from silomix_core.mechanism.report_format import decode_report, encode_report
 from silomix_core.model.clipped_sum import Records, to_grid
 from silomix_core.model.models import Linear
-from silomix_core.reports.reporter import Question, Reporter
+from silomix_core.reports.reporter import Reporter, RoundQuery
 from silomix_core.task.losses import LossName, loss
 from support.exact import exact_epsilon
 from support.privacy_checks import (
@@ -668,7 +668,7 @@ def test_reports_on_a_finer_grid_have_its_noise_and_fit() -> None:
     records = Records(np.zeros((10, dimension)), np.ones(10))
     model = Linear(loss(LossName.LOGISTIC))
     silo = Reporter(made, Participant(10, target), records, model, seeded_bytes(1))
-    values = silo.values(Question(1, np.zeros(dimension)), one_stream(seeded_bytes(2)))
+    values = silo.values(RoundQuery(1, np.zeros(dimension)), one_stream(seeded_bytes(2)))
     assert np.array_equal(decode_report(encode_report(values, made), made), values)
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], dimension)
     assert low < ((values / (made.fineness * 2.0**20)) ** 2).sum() < high

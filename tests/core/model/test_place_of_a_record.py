@@ -29,8 +29,7 @@ from silomix_core.model.models import model_of
 from silomix_core.model.multiclass import class_residuals
 from silomix_core.model.rounding import Weights, exact_product
 from silomix_core.model.smoothing import Convolution, Moreau, Smoothing
-from silomix_core.reports.reporter import Question as RoundQuestion
-from silomix_core.reports.reporter import Reporter
+from silomix_core.reports.reporter import Reporter, RoundQuery
 from silomix_core.task.feature import category
 from silomix_core.task.interaction import Interaction
 from silomix_core.task.losses import LossName, loss
@@ -339,7 +338,7 @@ def reports_of(phase: Phase, task: Task, case: Case) -> list[list[int]]:
     kept, reports = np.zeros(task.dimension, dtype=np.int64), []
     for number in (1, 2, 3):
         control = np.full(task.dimension, 0.01 * number) if phase.control else None
-        report = reporter.values(RoundQuestion(number, case.point, control), labelled, kept)
+        report = reporter.values(RoundQuery(number, case.point, control), labelled, kept)
         kept = kept + report
         reports.append(report.tolist())
     return reports

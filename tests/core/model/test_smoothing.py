@@ -18,7 +18,7 @@ from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, 
 from silomix_core.model.clipped_sum import ClippedSum, Records
 from silomix_core.model.models import Linear, model_of
 from silomix_core.model.smoothing import Convolution, Moreau, Smoothing, ball_coordinates
-from silomix_core.reports.reporter import Question, Reporter
+from silomix_core.reports.reporter import Reporter, RoundQuery
 from silomix_core.task.losses import Loss, LossName, loss
 from silomix_core.task.task import UNIT
 from support.privacy_checks import SUM_UNIT, Floats, hostile_pairs, neighbours_encoded, seeded_bytes
@@ -275,7 +275,7 @@ def test_a_silo_reports_gradients_of_the_envelope() -> None:
     point = 0.9 * row / (row @ row)
     means = [
         Reporter(mechanism, silo, records, model_of(task, smoothing), seeded_bytes(1)).values(
-            Question(1, point), one_stream(lambda count: (bytes(7) + b"\x80") * (count // 8))
+            RoundQuery(1, point), one_stream(lambda count: (bytes(7) + b"\x80") * (count // 8))
         )
         * 1e-9
         for smoothing in (None, Moreau(2.0))

@@ -15,7 +15,7 @@ from silomix_core.model.clipped_sum import Records
 from silomix_core.model.models import model_of
 from silomix_core.reports.length_bound import FALSE_REJECTIONS, VectorNoise, longest_reports
 from silomix_core.reports.reception import Reception, ReportTooLong
-from silomix_core.reports.reporter import Integers, Question, Reporter
+from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.simulation.one_process import evaluated_study, rehearsal
 from silomix_core.study.derive import plan_of
 from silomix_core.task.losses import LossName
@@ -142,7 +142,7 @@ class Watched:
     def takes_part(self, round_number: int) -> bool:
         return self._reporter.takes_part(round_number)
 
-    def values(self, question: Question, streams: Streams, kept: Integers | None) -> Integers:
+    def values(self, question: RoundQuery, streams: Streams, kept: Integers | None) -> Integers:
         report = self._reporter.values(question, streams, kept)
         self._reception.gathering(question.round, 1).add(report)  # raises if it is too long
         phase = self._reporter._mechanism.phase_of(question.round)

@@ -7,7 +7,7 @@ from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.discrete_gaussian import Streams, discrete_gaussian
 from silomix_core.evaluation.private import measure_of
 from silomix_core.mechanism.mechanism import Minibatch, Participant, Scheme
-from silomix_core.reports.reporter import Integers, Question
+from silomix_core.reports.reporter import Integers, RoundQuery
 from silomix_core.simulation.one_process import Rehearsal, evaluated_study, rehearsal
 from silomix_core.study.derive import plan_of
 from silomix_core.task.losses import LossName
@@ -32,7 +32,7 @@ class Noting:
     def takes_part(self, round_number: int) -> bool:
         return True
 
-    def values(self, question: Question, streams: Streams, kept: Integers) -> Integers:
+    def values(self, question: RoundQuery, streams: Streams, kept: Integers) -> Integers:
         control = b"" if question.control is None else question.control.tobytes()
         phase = self._mechanism.phase_of(question.round)
         self.asked.append((phase, question.point.tobytes(), control))

@@ -12,7 +12,7 @@ from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.discrete_gaussian import RandomBytes
 from silomix_core.mechanism.mechanism import Mechanism, Participant
-from silomix_core.reports.reporter import Integers, Question
+from silomix_core.reports.reporter import Integers, RoundQuery
 from silomix_core.simulation.one_process import run_study
 from silomix_core.study.derive import phases_of, plan_of, setting_of
 from silomix_core.study.schedule import asked_places
@@ -100,7 +100,7 @@ def test_a_simulation_asks_by_the_schedule_of_a_study() -> None:
         def __init__(self) -> None:
             self.rounds: list[int] = []
 
-        def values(self, question: Question, _: RandomBytes, __: Integers | None) -> Integers:
+        def values(self, question: RoundQuery, _: RandomBytes, __: Integers | None) -> Integers:
             self.rounds.append(question.round)
             return np.ones(len(question.point), dtype=np.int64)
 
