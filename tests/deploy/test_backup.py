@@ -36,8 +36,8 @@ from silomix_client.errors import (
     SiloError,
 )
 from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.ledger_tables import TABLES
 from silomix_client.ledger.reports import StoredReport
-from silomix_client.ledger.tables import TABLES
 from silomix_client.ledger.verify_ledger import Verified, verify
 from silomix_core.accounting.budget import NOTHING, PrivacyLoss
 from silomix_core.accounting.integers import Released

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exploration.vocabulary import Evil, Vocabulary
-from silomix_client.ledger.report_fate import ReportOutcome, Tally
+from silomix_client.ledger.outcome_rules import ReportOutcome, Tally
 from silomix_client.ledger.study_account import StudyAccount
 from silomix_client.random_stream import answer_streams
 from silomix_client.rounds import answer, inclusion

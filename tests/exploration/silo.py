@@ -32,8 +32,8 @@ from exploration.questions import Name, Questions
 from google.protobuf.message import Message
 from silomix_client.errors import SiloError
 from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.ledger_tables import TABLES
 from silomix_client.ledger.study_account import StudyAccount
-from silomix_client.ledger.tables import TABLES
 from silomix_client.rounds import answer, complaint_files
 from silomix_client.rounds.inclusion import Inclusion
 from silomix_client.rounds.missing_report import Inquiry

@@ -51,7 +51,7 @@ from exploration.vocabulary import (
     shown,
     unsigned,
 )
-from silomix_client.ledger.report_fate import MISSING_BEFORE_STOP
+from silomix_client.ledger.outcome_rules import MISSING_BEFORE_STOP
 
 _COLLUDING = -1  # instead of a silo's history
 

@@ -18,7 +18,7 @@ from mixnet.played import quick_folder
 from silomix_client.config.silo_config import SiloConfig
 from silomix_client.errors import Unsettled
 from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.report_fate import ReportOutcome
+from silomix_client.ledger.outcome_rules import ReportOutcome
 from silomix_client.ledger.reports import StoredReport
 from silomix_client.rounds.answer import StudyDesk
 from silomix_client.rounds.inclusion import Inclusion

@@ -2,7 +2,7 @@
 
 For each study the integers S behind its control variate cᵢ, all of them noised already.  `put`
 and `drop` are called inside a transaction of the ledger, together with the answer that the new S
-stands behind; whether that one was used is known afterwards (`report_fate`).
+stands behind; whether that one was used is known afterwards (`outcome_rules`).
 """
 
 import sqlite3

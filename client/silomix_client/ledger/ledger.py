@@ -23,9 +23,9 @@ from silomix_client.ledger import hash_chain
 from silomix_client.ledger.database import has_ledger
 from silomix_client.ledger.entries import Approval, Spending, Total, approval_line
 from silomix_client.ledger.hash_chain import ChainEntry
+from silomix_client.ledger.ledger_tables import open_tables
 from silomix_client.ledger.privacy_filter import PrivacyFilter
 from silomix_client.ledger.study_account import StudyAccount
-from silomix_client.ledger.tables import open_tables
 
 
 class Ledger:

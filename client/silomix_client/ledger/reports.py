@@ -4,7 +4,7 @@ One row for each study, replaced when the next round is charged or the same one 
 for another attempt, dropped when the study is closed.  Payload and onion together are the *body*:
 large ones are files beside the database, written durably before the row that names them.  `put`
 and `drop` are called inside a transaction of the ledger.  What became of a report stands in a
-file of its own (`report_outcome`).
+file of its own (`outcome_file`).
 """
 
 import sqlite3
@@ -17,8 +17,8 @@ from silomix_proto import round_pb2
 from silomix_protocol.host.durable import make_folder, write_durably
 from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest, check
 
-from silomix_client.ledger.report_fate import NOTHING, ReportOutcome
-from silomix_client.ledger.report_outcome import OutcomeFile
+from silomix_client.ledger.outcome_file import OutcomeFile
+from silomix_client.ledger.outcome_rules import NOTHING, ReportOutcome
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS reports (

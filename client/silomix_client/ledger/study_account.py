@@ -23,10 +23,10 @@ from silomix_client.errors import RefusedQuery
 from silomix_client.ledger import database, hash_chain
 from silomix_client.ledger.entries import Approval, event_line
 from silomix_client.ledger.hash_chain import ChainEntry
+from silomix_client.ledger.ledger_tables import Tables
+from silomix_client.ledger.outcome_rules import ReportOutcome
 from silomix_client.ledger.privacy_filter import PrivacyFilter
-from silomix_client.ledger.report_fate import ReportOutcome
 from silomix_client.ledger.reports import StoredReport
-from silomix_client.ledger.tables import Tables
 from silomix_client.ledger.tallies import RoundCost
 from silomix_client.ledger.token_store import HeldToken
 

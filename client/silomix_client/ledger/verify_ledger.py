@@ -35,7 +35,7 @@ from silomix_client.ledger.entries import (
 )
 from silomix_client.ledger.hash_chain import ChainEntry
 from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.tables import TABLES
+from silomix_client.ledger.ledger_tables import TABLES
 
 
 @dataclass(frozen=True, slots=True)

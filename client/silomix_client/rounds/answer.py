@@ -32,7 +32,7 @@ from silomix_client.errors import NotApproved, RefusedQuery, TokenMissing, Unset
 from silomix_client.ledger.entries import Approval
 from silomix_client.ledger.hash_chain import ChainEntry
 from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.report_fate import NOTHING, is_sealed_again, may_answer, may_repeat
+from silomix_client.ledger.outcome_rules import NOTHING, is_sealed_again, may_answer, may_repeat
 from silomix_client.ledger.reports import StoredReport
 from silomix_client.random_stream import answer_streams, stream_of
 from silomix_client.rounds.fixed_time import FixedTime

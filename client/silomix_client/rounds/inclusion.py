@@ -4,7 +4,7 @@ A state machine without a network: events of the round channel in, frames for it
 report is in the list confirms the whole list, never its own digest.  One whose report is not there
 complains, without saying more, and asks what each mix stated, to tell its operator where the
 report went missing.  It answers for at most one list for each D, before and after a restart.  What
-became of a report, and what follows from it, is decided in `report_fate`.
+became of a report, and what follows from it, is decided in `outcome_rules`.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from silomix_protocol.rounds.statements import (
 
 from silomix_client.errors import RefusedQuery
 from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.report_fate import Fate, ReportOutcome
+from silomix_client.ledger.outcome_rules import Fate, ReportOutcome
 from silomix_client.ledger.reports import StoredReport
 from silomix_client.rounds import complaint_files
 from silomix_client.rounds.missing_report import Inquiry

@@ -13,7 +13,7 @@ from silomix_core.study.study import StudyId
 from silomix_protocol.host.durable import make_folder, write_durably
 from silomix_protocol.rounds.descriptor import RoundDigest
 
-from silomix_client.ledger.report_fate import MISSING_BEFORE_STOP, Fate, Tally
+from silomix_client.ledger.outcome_rules import MISSING_BEFORE_STOP, Fate, Tally
 
 FOLDER = "neglect"
 

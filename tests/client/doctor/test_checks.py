@@ -24,7 +24,7 @@ from silomix_client.doctor.checks import examine
 from silomix_client.doctor.finding import Finding, Severity, Surroundings
 from silomix_client.doctor.probes import Answer
 from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.report_fate import Fate
+from silomix_client.ledger.outcome_rules import Fate
 from silomix_client.ledger.witnessed_height import Witness
 from silomix_client.network.outbound import OutboundNetwork
 from silomix_client.rounds.stop_rule import StopRule, forget

@@ -16,7 +16,7 @@ import pytest
 from silomix_client.config.silo_config import SiloConfig, load
 from silomix_client.errors import BudgetExhausted, RefusedQuery, Unsettled
 from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.report_fate import ReportOutcome
+from silomix_client.ledger.outcome_rules import ReportOutcome
 from silomix_client.ledger.study_account import StudyAccount
 from silomix_client.ledger.verify_ledger import verify
 from silomix_client.rounds.answer import StudyDesk

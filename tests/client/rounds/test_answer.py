@@ -12,7 +12,7 @@ import pytest
 from silomix_client.config.silo_config import SiloConfig
 from silomix_client.errors import NotApproved, RefusedQuery
 from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.report_fate import MOST_SAME
+from silomix_client.ledger.outcome_rules import MOST_SAME
 from silomix_client.rounds.answer import StudyDesk
 from silomix_client.rounds.inclusion import Inclusion
 from silomix_core.study.reader import parse_study

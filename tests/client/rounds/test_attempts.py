@@ -8,7 +8,7 @@ import pytest
 from silomix_client.config.silo_config import SiloConfig
 from silomix_client.errors import RefusedQuery
 from silomix_client.ledger.ledger import Ledger
-from silomix_client.ledger.report_fate import NOTHING
+from silomix_client.ledger.outcome_rules import NOTHING
 from silomix_client.ledger.reports import StoredReport
 from silomix_client.ledger.verify_ledger import verify
 from silomix_client.rounds.answer import StudyDesk

@@ -196,7 +196,7 @@ PARTIES = ("protocol", "client", "shuffler", "server", "authority")
 UNSYNCED = {  # what is not written by `durable`, and why that is enough
     "protocol/silomix_protocol/host/durable.py": "is how",
     "client/silomix_client/network/connection_status.py": "what cannot be read is not known",
-    "client/silomix_client/ledger/report_outcome.py": "what cannot be read is not known",
+    "client/silomix_client/ledger/outcome_file.py": "what cannot be read is not known",
     "client/silomix_client/audit_log/log.py": "appends; synced by commands and after every lease",
     "client/silomix_client/ledger/database.py": "locks, which are empty",
     "shuffler/silomix_shuffler/storage/spares.py": "opens for `spool`, which syncs; empty files",

@@ -14,7 +14,7 @@ from silomix_proto import mix_pb2
 from silomix_protocol.keys import number
 from silomix_protocol.rounds.descriptor import RoundDigest
 
-from silomix_client.ledger.report_fate import NOTHING, Closing, ReportOutcome
+from silomix_client.ledger.outcome_rules import NOTHING, Closing, ReportOutcome
 
 _HASH_BYTES, _NUMBER_BYTES = 32, 4
 _HEADER_BYTES = 2 * _HASH_BYTES + _NUMBER_BYTES

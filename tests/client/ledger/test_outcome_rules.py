@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from silomix_client.errors import RefusedQuery
-from silomix_client.ledger.report_fate import (
+from silomix_client.ledger.outcome_rules import (
     MOST_SAME,
     NOTHING,
     UNHEARD_BEFORE_STOP,

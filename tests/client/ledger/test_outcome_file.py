@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from silomix_client.ledger.report_fate import NOTHING, Closing, ReportOutcome
-from silomix_client.ledger.report_outcome import OutcomeFile
+from silomix_client.ledger.outcome_file import OutcomeFile
+from silomix_client.ledger.outcome_rules import NOTHING, Closing, ReportOutcome
 from silomix_proto import mix_pb2
 from silomix_protocol.rounds.descriptor import RoundDigest
 
