@@ -1,6 +1,6 @@
 """The honest coordinator as a world of its own: real rounds, killed and started again anywhere.
 
-`RoundPlayer.play` with its `RoundState`, `Journal`, `Settlements`, `RoundChannel` and `Gate` is run
+`RoundPlayer.play` with `RoundState`, `Journal`, `AttemptOutcomes`, `RoundChannel` and `Gate` is run
 against real mixes and a real silo with control variates (two more do as they are told).  A
 coroutine cannot be put back, so it is run again: a run is a list of choices,
 one at every point where something may go wrong, and everything after the list goes well.  What may
@@ -53,10 +53,10 @@ from silomix_protocol.rounds.statements import (
 from silomix_server.errors import BatchAborted, MixFailed, MixRefused, StudyFailed
 from silomix_server.rounds import play_rounds as rounds_module
 from silomix_server.rounds.play_rounds import RoundPlayer
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes
 from silomix_server.silos.followers import Follower
 from silomix_server.silos.frames import FrameReader
 from silomix_server.silos.round_channel import RoundChannel
-from silomix_server.silos.settlements import Settlements
 from silomix_server.study import journal as journal_module
 from silomix_server.study.journal import Journal
 
@@ -246,8 +246,8 @@ class _Run:
         chain: Any = _Chain(self)
         complaints: Any = None
         key = self._questions.server_key
-        self.settlements = Settlements(self._study, key, journal, chain, complaints)
-        reader = FrameReader(self._study, None, complaints, self.settlements)
+        self.attempt_outcomes = AttemptOutcomes(self._study, key, journal, chain, complaints)
+        reader = FrameReader(self._study, None, complaints, self.attempt_outcomes)
         self.channel = RoundChannel(self._study, reader, sync=journal.sync)
         self.channel.open_lease("lease")
         members: Any = _Members(self)
@@ -260,7 +260,7 @@ class _Run:
             chain,
             self.channel,
             None,
-            self.settlements,
+            self.attempt_outcomes,
         )
         self._tasks = [asyncio.create_task(self._follow(place)) for place in range(3)]
         playing = asyncio.create_task(self._play())
@@ -317,7 +317,7 @@ class _Run:
         now = image_of(world.journal)
         key = world.key(replace(self.state, journal=now)), world.rows(self._synced)
         load(world.journal, now)
-        left = tuple(each.digest for each in self.settlements._left)
+        left = tuple(each.digest for each in self.attempt_outcomes._left)
         untold = self.channel._untold is not None
         return point, key, tuple(shown), telling, left, untold
 
@@ -416,7 +416,7 @@ class _Run:
     ) -> None:
         view = self.channel._view
         asked = view.find(committed.digest)
-        if asked is not None and asked.gate is not None and asked.settlement is None:
+        if asked is not None and asked.gate is not None and asked.outcome is None:
             digest, key = asked.descriptor.digest, self._questions.silo_keys[place]
             signed = sign_confirmation(digest, committed.list, place, key)
             asked.gate.confirm(follower.silo, signed)

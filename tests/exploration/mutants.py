@@ -20,8 +20,8 @@ from silomix_protocol.host.durable import note
 from silomix_server.errors import MixFailed
 from silomix_server.rounds.play_rounds import RoundPlayer as ServerRounds
 from silomix_server.rounds.round_state import RoundState
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes
 from silomix_server.silos.round_channel import RoundChannel
-from silomix_server.silos.settlements import Settlements
 from silomix_server.study.journal import Journal
 from silomix_shuffler.batch import Batch, State
 from silomix_shuffler.errors import GateClosed
@@ -260,8 +260,8 @@ def _closed_rounds(journal: Journal) -> Any:
 _close_round = RoundChannel.close_round
 
 
-def _close_at_once(channel: RoundChannel, settlement: Any) -> None:
-    _close_round(channel, settlement)
+def _close_at_once(channel: RoundChannel, outcome: Any) -> None:
+    _close_round(channel, outcome)
     channel.journalled()
 
 
@@ -299,13 +299,13 @@ COORDINATOR_MUTANTS: dict[str, tuple[tuple[Change, ...], str]] = {
     ),
     "what was left is not settled, and a silo answers without knowing": (
         (
-            (Settlements, "settle_left", _none_left),
+            (AttemptOutcomes, "settle_left", _none_left),
             (answer, "may_answer", lambda *_, **__: True),
         ),
         "did not know whether",
     ),
     "what was left is not settled": (
-        ((Settlements, "settle_left", _none_left),),
+        ((AttemptOutcomes, "settle_left", _none_left),),
         "did not go well",
     ),
 }

@@ -1,6 +1,6 @@
 """Silo and server agree about every control variate, whatever was killed or lost when.
 
-The silo's desk, ledger and inclusion and the coordinator's journal and settlements are the real
+The silo's desk, ledger and inclusion and the coordinator's journal and attempts' outcomes are real
 ones; a schedule drawn from a seed kills either of them and loses what they say to each other.  With
 one local step and the noise off a report is exactly g(x) − S, so that every answer shows, to the
 integer, what the silo takes for its last used answer.
@@ -27,9 +27,9 @@ from silomix_proto import channel_pb2, mix_pb2, round_pb2
 from silomix_protocol.rounds.descriptor import Descriptor
 from silomix_protocol.rounds.statements import sign_voided
 from silomix_server.errors import MixFailed, MixRefused
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes
 from silomix_server.silos.complaint_box import ComplaintBox
-from silomix_server.silos.settlements import Settlements
-from silomix_server.study.journal import ClosedRound, Journal, Settlement
+from silomix_server.study.journal import AttemptOutcome, ClosedRound, Journal
 from support.consortia import make_consortium
 from support.controls import ONE_STEP
 from support.mixes import run
@@ -118,7 +118,7 @@ class World:
     desk: StudyDesk = field(init=False)
     inclusion: Inclusion = field(init=False)
     journal: Journal = field(init=False)
-    settlements: Settlements = field(init=False)
+    attempt_outcomes: AttemptOutcomes = field(init=False)
     mixes: Mixes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class World:
         self.journal = Journal(self.state / "journal.sqlite")
         box, chain = ComplaintBox(self.made.study, self.state), cast(Any, self.mixes)
         key = server_key(self.made)
-        self.settlements = Settlements(self.made.study, key, self.journal, chain, box)
+        self.attempt_outcomes = AttemptOutcomes(self.made.study, key, self.journal, chain, box)
 
     def kill_silo(self) -> None:
         self.ledger.close()
@@ -147,7 +147,7 @@ class World:
     async def kill_coordinator(self) -> None:
         self.journal.close()
         self.start_coordinator()
-        await self.settlements.settle_left()
+        await self.attempt_outcomes.settle_left()
 
     def happens(self, probability: float) -> bool:
         return self.draw.random() < probability
@@ -157,7 +157,7 @@ class World:
         digest = self.inclusion.unsettled
         if digest is None or self.happens(0.2):
             return
-        for event in self.settlements.events(digest, self.config.name):
+        for event in self.attempt_outcomes.events(digest, self.config.name):
             if event.HasField("committed"):
                 self.inclusion.committed(event.committed, over=True)
             else:
@@ -218,21 +218,21 @@ class World:
             return
         used = course == "sum" and self.happens(0.9)
         if used:
-            settlement = self.settlements.used(descriptor)
+            outcome = self.attempt_outcomes.used(descriptor)
             result = ClosedRound(2, np.zeros(3, dtype=np.int64))
             if report is not None:
                 self.used = self.used + opened(self.made, report)
         else:
-            settlement = await self.settlements.void(descriptor, listed=course != "no list")
+            outcome = await self.attempt_outcomes.void(descriptor, listed=course != "no list")
             result = ClosedRound(0, None)
-        self.journal.closed(descriptor.round, result, settlement)
-        self._tell(settlement)
+        self.journal.closed(descriptor.round, result, outcome)
+        self._tell(outcome)
         if self.happens(0.1):
             await self.kill_coordinator()
 
-    def _tell(self, settlement: Settlement) -> None:
-        if self.happens(0.6) and settlement.closed is not None:
-            self.inclusion.closed(settlement.closed)
+    def _tell(self, outcome: AttemptOutcome) -> None:
+        if self.happens(0.6) and outcome.closed is not None:
+            self.inclusion.closed(outcome.closed)
         if self.happens(0.2):
             self.kill_silo()
 

@@ -36,9 +36,9 @@ from silomix_protocol.rounds.statements import (
     sign_voided,
 )
 from silomix_protocol.rounds.tokens import token_bytes
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes
 from silomix_server.silos.complaint_box import ComplaintBox
 from silomix_server.silos.frames import FrameReader
-from silomix_server.silos.settlements import Settlements
 from silomix_server.study.journal import Journal
 
 from support.heights import some_height
@@ -342,8 +342,8 @@ def frame_reader(made: Consortium, state: Path) -> FrameReader:
     study, complaints = made.study, ComplaintBox(made.study, state)
     chain: Any = None  # no mix is asked
     journal = Journal(state / "journal.sqlite")
-    settlements = Settlements(study, signer(made, "server"), journal, chain, complaints)
-    return FrameReader(study, None, complaints, settlements)
+    attempt_outcomes = AttemptOutcomes(study, signer(made, "server"), journal, chain, complaints)
+    return FrameReader(study, None, complaints, attempt_outcomes)
 
 
 @asynccontextmanager

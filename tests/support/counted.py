@@ -14,7 +14,7 @@ from silomix_core.mechanism.report_format import decode_report, report_bytes
 from silomix_core.reports.reporter import Integers
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.rounds.statements import digests
-from silomix_server.study.journal import Journal, Settlement
+from silomix_server.study.journal import AttemptOutcome, Journal
 
 from support.silos import open_ledger
 
@@ -42,15 +42,15 @@ def _kept(made: Consortium, silo: Path, journal: Journal) -> Integers:
             return kept
         digest = last.descriptor.digest
         known = ledger.account(made.study).outcome(digest)
-        used = _is_used(journal.settlement(digest), last.trail[-1])
+        used = _is_used(journal.outcome(digest), last.trail[-1])
         assert not known.settled or known.used == used, last.descriptor.round
     if not used:
         return kept
     return kept + decode_report(last.payload[-report_bytes(mechanism) :], mechanism)
 
 
-def _is_used(settlement: Settlement | None, report: bytes) -> bool:
+def _is_used(outcome: AttemptOutcome | None, report: bytes) -> bool:
     """Whether a report is in the sum of its round, as the server wrote it down."""
-    if settlement is None or settlement.committed is None or settlement.closed is None:
+    if outcome is None or outcome.committed is None or outcome.closed is None:
         return False
-    return not settlement.closed.void and report in digests(settlement.committed.list)
+    return not outcome.closed.void and report in digests(outcome.committed.list)

@@ -28,11 +28,11 @@ from silomix_server.mixes.mix_chain import MixChain
 from silomix_server.mixes.token_desk import TokenDesk
 from silomix_server.rounds.availability import Membership
 from silomix_server.rounds.play_rounds import RoundOutcome, RoundPlayer
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes
 from silomix_server.silos.complaint_box import ComplaintBox
 from silomix_server.silos.frames import FrameReader
 from silomix_server.silos.leases import LeaseOffice
 from silomix_server.silos.round_channel import RoundChannel, call_limits
-from silomix_server.silos.settlements import Settlements
 from silomix_server.study.holdout import Holdout
 from silomix_server.study.journal import ClosedRound, Journal
 from silomix_server.study.results import (
@@ -77,8 +77,8 @@ class Coordinator:
         self._tokens = TokenDesk(study, state) if study.batching.tokens else None
         self._chain = MixChain(study, identity, state)
         complaints = ComplaintBox(study, state)
-        settlements = Settlements(study, sign_key, self._journal, self._chain, complaints)
-        reader = FrameReader(study, self._tokens, complaints, settlements)
+        attempt_outcomes = AttemptOutcomes(study, sign_key, self._journal, self._chain, complaints)
+        reader = FrameReader(study, self._tokens, complaints, attempt_outcomes)
         introduced = (study,) if config.inspected_listen else ()
         door = Door(config.name, identity.authority, introduced)
         self._heights = open_database(state / "heights.sqlite", HEIGHTS, _HEIGHTS_VERSION)
@@ -96,7 +96,7 @@ class Coordinator:
             self._chain,
             self._channel,
             self._tokens,
-            settlements,
+            attempt_outcomes,
         )
         self._holdout = Holdout(study.task, config.holdout) if config.holdout else None
         self._server = identity.server(

@@ -26,9 +26,9 @@ from silomix_server.mixes.opening import Opened, Opening
 from silomix_server.mixes.token_desk import TokenDesk
 from silomix_server.rounds.availability import Membership, not_asked
 from silomix_server.rounds.round_state import RoundState
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes
 from silomix_server.silos.gate import Gate
 from silomix_server.silos.round_channel import RoundChannel
-from silomix_server.silos.settlements import Settlements
 from silomix_server.study.journal import ClosedRound, Journal
 
 _MOMENT_S = 3.0  # how long a silo that left may take to come back and confirm
@@ -74,13 +74,13 @@ class RoundPlayer:
         chain: MixChain,
         channel: RoundChannel,
         tokens: TokenDesk | None,
-        settlements: Settlements,
+        attempt_outcomes: AttemptOutcomes,
     ) -> None:
         self._study, self._mechanism, self._sign_key = study, mechanism, sign_key
         self._reception = study.reception()
         self._journal, self._membership = journal, membership
         self._chain, self._channel, self._tokens = chain, channel, tokens
-        self._settlements = settlements
+        self._attempt_outcomes = attempt_outcomes
 
     async def play(self, number: int, query: bytes) -> RoundOutcome:
         """Play a round from opening to recorded result; StudyFailed if nobody can be asked."""
@@ -114,16 +114,18 @@ class RoundPlayer:
     async def _close(self, state: RoundState, outcome: RoundOutcome) -> None:
         """Record the round's result and tell the silos; if it is void, with what the mixes sign."""
         if outcome.result.total is not None:
-            settlement = self._settlements.used(state.last)
+            attempt_outcome = self._attempt_outcomes.used(state.last)
         else:
-            settlement = await self._settlements.void(state.last, state.chain, listed=state.listed)
-        self._journal.closed(state.number, outcome.result, settlement)
-        self._channel.close_round(settlement)
+            attempt_outcome = await self._attempt_outcomes.void(
+                state.last, state.chain, listed=state.listed
+            )
+        self._journal.closed(state.number, outcome.result, attempt_outcome)
+        self._channel.close_round(attempt_outcome)
 
     async def settle_left(self) -> None:
         """Ask the mixes about rounds of which they have not said all yet, and tell the silos."""
-        for settlement in await self._settlements.settle_left():
-            self._channel.settle(settlement, self._channel.followers)
+        for attempt_outcome in await self._attempt_outcomes.settle_left():
+            self._channel.settle(attempt_outcome, self._channel.followers)
 
     def _withdraw_unasked(self, state: RoundState) -> None:
         """Take back a round that no silo heard of: its number is used again."""
@@ -167,7 +169,7 @@ class RoundPlayer:
         for descriptor in state.unabandoned:
             statements = await self._chain.abandon(descriptor)
             state.abandon(statements)
-            self._settlements.abandoned(descriptor, statements)
+            self._attempt_outcomes.abandoned(descriptor, statements)
 
     async def _prepare(self, state: RoundState) -> _Attempt:
         """Issue the next attempt's descriptor, on disk first, with the keys that it names."""

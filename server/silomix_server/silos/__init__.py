@@ -1,1 +1,1 @@
-"""The coordinator towards the silos: leases, the round channel, gate, settlements, complaints."""
+"""The coordinator towards the silos: leases, channel, gate, attempts' outcomes, complaints."""

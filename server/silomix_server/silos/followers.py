@@ -9,7 +9,7 @@ from silomix_protocol.grpc_calls.call_limits import CHUNK_BYTES
 from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest
 
 from silomix_server.silos.gate import Gate
-from silomix_server.study.journal import Settlement
+from silomix_server.study.journal import AttemptOutcome
 
 Event = channel_pb2.ChannelEvent
 Queue = asyncio.Queue[Event]
@@ -93,7 +93,7 @@ class RoundAttempt:
     ending: list[Event] = field(default_factory=list)
     chain: tuple[round_pb2.HopStatement, ...] = ()
     gate: Gate | None = None
-    settlement: Settlement | None = None  # how it ended
+    outcome: AttemptOutcome | None = None  # how it ended
     inspectors: set[str] = field(default_factory=set)  # silos to show the statements to
 
     @classmethod
@@ -105,9 +105,9 @@ class RoundAttempt:
     def passages(self) -> list[Event]:
         """What every mix stated about the round; if it is void, with what it disclosed."""
         digest = self.descriptor.digest
-        if self.settlement is None or self.settlement.evidence is None:
+        if self.outcome is None or self.outcome.evidence is None:
             return passages(digest, self.chain)
-        return passages(digest, self.settlement.evidence.chain, self.settlement.evidence.endings)
+        return passages(digest, self.outcome.evidence.chain, self.outcome.evidence.endings)
 
 
 def passages(

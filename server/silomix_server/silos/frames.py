@@ -16,9 +16,9 @@ from silomix_protocol.rounds.statements import check_token_request
 
 from silomix_server.errors import UnwelcomeFrame
 from silomix_server.mixes.token_desk import TokenDesk, check_request
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes
 from silomix_server.silos.complaint_box import ComplaintBox
 from silomix_server.silos.followers import Event, Follower, RoundAttempt
-from silomix_server.silos.settlements import Settlements
 
 _LONGEST_ECHO = 16
 
@@ -66,14 +66,14 @@ class FrameReader:
         study: Study,
         tokens: TokenDesk | None,
         complaints: ComplaintBox,
-        settlements: Settlements,
+        attempt_outcomes: AttemptOutcomes,
     ) -> None:
         self._study, self._tokens, self._complaints = study, tokens, complaints
-        self._settlements = settlements
+        self._attempt_outcomes = attempt_outcomes
 
     def settle(self, follower: Follower, digest: RoundDigest) -> None:
         """Tell a silo what became of the report whose fate it does not know."""
-        follower.tell(self._settlements.events(digest, follower.silo))
+        follower.tell(self._attempt_outcomes.events(digest, follower.silo))
 
     def supply(self, follower: Follower, view: View) -> None:
         """Begin the stretch for this silo: may it ask for tokens, or has it all of them?"""
@@ -151,13 +151,13 @@ class FrameReader:
             raise UnwelcomeFrame("a second inspection of one round")
         asked = view.find(digest)
         if asked is None:  # a round of an earlier run, or of long ago
-            told = self._settlements.passages(digest)
+            told = self._attempt_outcomes.passages(digest)
             if not told:
                 raise UnwelcomeFrame("nothing is known of that round here")
         else:
             told = view.asked(digest, follower.silo).passages()
         follower.inspected.add(digest)
-        if asked is not None and asked.settlement is None:
+        if asked is not None and asked.outcome is None:
             asked.inspectors.add(follower.silo)
         else:
             follower.tell(told)

@@ -22,11 +22,11 @@ from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest
 from silomix_protocol.rounds.heights import HeightBook, check_height
 
 from silomix_server.errors import UnwelcomeFrame
+from silomix_server.silos.attempt_outcomes import closing_for
 from silomix_server.silos.followers import Event, Follower, RoundAttempt
 from silomix_server.silos.frames import FrameReader, View
 from silomix_server.silos.gate import Gate
-from silomix_server.silos.settlements import closing_for
-from silomix_server.study.journal import Settlement
+from silomix_server.study.journal import AttemptOutcome
 
 _BEHIND = 40  # events that a follower may leave unread, a round of a million coordinates being 11
 _HELLO_S = 10.0  # until a silo's first frame
@@ -254,16 +254,16 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
         current.ending.append(event)
         self._tell([event], current.descriptor.silos)
 
-    def close_round(self, settlement: Settlement) -> None:
+    def close_round(self, outcome: AttemptOutcome) -> None:
         """End the current round; that it was used is told when the journal surely has it."""
         view, current = self._view, self._view.current
-        if current is None or current.descriptor.digest != settlement.digest:
+        if current is None or current.descriptor.digest != outcome.digest:
             return
-        current.settlement = settlement
+        current.outcome = outcome
         self._forget(view.earlier)
         view.earlier, view.last, view.current = view.last, current, None
         self._untold = current
-        if settlement.closed is not None and settlement.closed.void:
+        if outcome.closed is not None and outcome.closed.void:
             self.journalled()  # even if the journal lost it
         for silo in current.inspectors:
             self._tell(current.passages(), [silo])
@@ -271,25 +271,25 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
     def journalled(self) -> None:
         """Tell, with the next message, the ending that waited for the journal, now on disk."""
         over, self._untold = self._untold, None
-        if over is not None and over.settlement is not None:
-            self.settle(over.settlement, over.descriptor.silos)
+        if over is not None and over.outcome is not None:
+            self.settle(over.outcome, over.descriptor.silos)
 
-    def settle(self, settlement: Settlement, silos: Iterable[str]) -> None:
+    def settle(self, outcome: AttemptOutcome, silos: Iterable[str]) -> None:
         """Tell silos, with the next message, what became known of a round that is over."""
-        if not settlement.traced:
-            self._later(Event(closed=settlement.closed), silos)
+        if not outcome.traced:
+            self._later(Event(closed=outcome.closed), silos)
             return
         for silo in silos:
-            self._later(self._closed(settlement, silo), [silo])
+            self._later(self._closed(outcome, silo), [silo])
 
     def _ending(self, over: RoundAttempt, silo: str) -> list[Event]:
         """The events about how a round ended, as far as it may be told."""
-        if over.settlement is None or over is self._untold:
+        if over.outcome is None or over is self._untold:
             return over.ending
-        return [*over.ending, self._closed(over.settlement, silo)]
+        return [*over.ending, self._closed(over.outcome, silo)]
 
-    def _closed(self, settlement: Settlement, silo: str) -> Event:
-        return Event(closed=closing_for(settlement, self._study.places[silo]))
+    def _closed(self, outcome: AttemptOutcome, silo: str) -> Event:
+        return Event(closed=closing_for(outcome, self._study.places[silo]))
 
     def _forget(self, over: RoundAttempt | None) -> None:
         if over is not None:

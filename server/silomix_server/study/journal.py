@@ -5,7 +5,7 @@ generator) and goes on with the next round number.  A round that was opened but 
 the process died counts as void: it is never asked again.  The exception is a round that is
 *withdrawn*, since no silo ever heard of it: its number is used again, for a further attempt.
 
-Beside the sums it keeps what silos are told about each attempt (`Settlement`): the list that all
+Beside the sums it keeps what silos are told of each attempt (`AttemptOutcome`): the list that all
 mixes stand by, the coordinator's signed word whether the batch was used, what the mixes stated if
 it was not.
 """
@@ -45,7 +45,7 @@ class ClosedRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class AttemptOutcome:
     """What silos are told of an attempt; `pending` if mixes are still to be asked about it."""
 
     digest: RoundDigest
@@ -106,7 +106,7 @@ class Journal:
                 (committed.SerializeToString(), committed.digest),
             )
 
-    def closed(self, round_number: int, result: ClosedRound, settlement: Settlement) -> None:
+    def closed(self, round_number: int, result: ClosedRound, outcome: AttemptOutcome) -> None:
         """Record a round's result; durable with the next opening, `sync`, or `close`.
 
         Until then a power cut makes the round void, as if the coordinator had died during it.
@@ -117,29 +117,29 @@ class Journal:
                 "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)",
                 (round_number, result.reports, total),
             )
-            self._settle(settlement)
+            self._settle(outcome)
 
-    def settled(self, settlement: Settlement) -> None:
+    def settled(self, outcome: AttemptOutcome) -> None:
         """Record what became of a void attempt; if a power cut loses it, the mixes tell again."""
         with note(self._database):
-            self._settle(settlement)
+            self._settle(outcome)
 
-    def _settle(self, settlement: Settlement) -> None:
-        places = (place.to_bytes(_PLACE_BYTES, "big") for place in settlement.traced)
+    def _settle(self, outcome: AttemptOutcome) -> None:
+        places = (place.to_bytes(_PLACE_BYTES, "big") for place in outcome.traced)
         self._database.execute(
             "UPDATE settlements SET closed = ?, evidence = ?, traced = ?, pending = ? "
             "WHERE digest = ?",
             (
-                None if settlement.closed is None else settlement.closed.SerializeToString(),
-                None if settlement.evidence is None else settlement.evidence.SerializeToString(),
+                None if outcome.closed is None else outcome.closed.SerializeToString(),
+                None if outcome.evidence is None else outcome.evidence.SerializeToString(),
                 b"".join(places),
-                settlement.pending,
-                settlement.digest,
+                outcome.pending,
+                outcome.digest,
             ),
         )
 
-    def settlement(self, digest: RoundDigest) -> Settlement | None:
-        """The settlement of an attempt; None if it was never opened."""
+    def outcome(self, digest: RoundDigest) -> AttemptOutcome | None:
+        """The outcome of an attempt; None if it was never opened."""
         row = self._database.execute(
             "SELECT committed, closed, evidence, traced, pending FROM settlements WHERE digest = ?",
             (digest,),
@@ -148,7 +148,7 @@ class Journal:
             return None
         committed, closed, evidence, traced, pending = row
         places = range(0, len(traced), _PLACE_BYTES)
-        return Settlement(
+        return AttemptOutcome(
             digest,
             None if committed is None else channel_pb2.RoundCommitted.FromString(committed),
             None if closed is None else channel_pb2.RoundClosed.FromString(closed),

@@ -580,7 +580,7 @@ def test_a_coordinator_that_dies_again_and_again_says_what_became_of_every_round
     journal = Journal(made.server.parent / "state" / f"journal-{made.study.short_id}.sqlite")
     tried = others.chain.mixes[0].told.opened
     for descriptor, void in zip(tried, (True, True, False, False), strict=True):
-        known = journal.settlement(descriptor.digest)
+        known = journal.outcome(descriptor.digest)
         assert known is not None
         assert known.closed is not None
         assert not known.pending

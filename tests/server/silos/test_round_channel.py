@@ -30,12 +30,12 @@ from silomix_protocol.rounds.tokens import blind
 from silomix_server.mixes.token_desk import TokenDesk
 from silomix_server.silos import followers as followers_module
 from silomix_server.silos import round_channel as channel_module
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes
 from silomix_server.silos.complaint_box import ComplaintBox
 from silomix_server.silos.frames import FrameReader
 from silomix_server.silos.gate import Gate
 from silomix_server.silos.round_channel import RoundChannel
-from silomix_server.silos.settlements import Settlements
-from silomix_server.study.journal import ClosedRound, Journal, Settlement
+from silomix_server.study.journal import AttemptOutcome, ClosedRound, Journal
 from support.consortia import make_consortium
 from support.coordinators import (
     Follow,
@@ -126,9 +126,9 @@ class Desk:
                 descriptor=round_.descriptor.to_wire(), chain=batch.chain, endings=endings
             )
         closed = sign_closing(digest, endings, key, void=void)
-        settlement = Settlement(digest, closed=closed, evidence=evidence, traced=traced)
-        self.journal.closed(round_.descriptor.round, ClosedRound(0, None), settlement)
-        self.channel.close_round(settlement)
+        outcome = AttemptOutcome(digest, closed=closed, evidence=evidence, traced=traced)
+        self.journal.closed(round_.descriptor.round, ClosedRound(0, None), outcome)
+        self.channel.close_round(outcome)
 
     def commit(self, round_: Round, batch: Listed) -> Gate:
         gate = Gate(self.made.study, round_.descriptor, batch.committed.list)
@@ -145,8 +145,8 @@ async def desk_open(made: Consortium, state: Path, lease: str = "lease") -> Asyn
     tokens = TokenDesk(study, state)
     journal, complaints = Journal(state / "journal.sqlite"), ComplaintBox(study, state)
     chain: Any = None  # no mix is asked here
-    settlements = Settlements(study, signer(made, "server"), journal, chain, complaints)
-    reader = FrameReader(study, tokens, complaints, settlements)
+    attempt_outcomes = AttemptOutcomes(study, signer(made, "server"), journal, chain, complaints)
+    reader = FrameReader(study, tokens, complaints, attempt_outcomes)
     channel = RoundChannel(study, reader, sync=journal.sync)
     server = identity(made, study.server.name).server(study.server.channel_address)
     channel_pb2_grpc.add_RoundChannelServicer_to_server(channel, server)

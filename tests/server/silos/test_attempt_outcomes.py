@@ -16,9 +16,9 @@ from silomix_protocol.rounds.onion import seal
 from silomix_protocol.rounds.statements import check_closing, is_ended
 from silomix_server.mixes import mix_chain as chain_module
 from silomix_server.mixes.mix_chain import MixChain
+from silomix_server.silos.attempt_outcomes import AttemptOutcomes, closing_for
 from silomix_server.silos.complaint_box import ComplaintBox
-from silomix_server.silos.settlements import Settlements, closing_for
-from silomix_server.study.journal import ClosedRound, Journal, Settlement
+from silomix_server.study.journal import AttemptOutcome, ClosedRound, Journal
 from support.consortia import make_consortium
 from support.mixes import (
     Collected,
@@ -60,16 +60,16 @@ def state(tmp_path: Path) -> Path:
 
 @dataclass(slots=True)
 class Office:
-    """A coordinator's journal and settlements, and its connections to the mixes."""
+    """A coordinator's journal and attempts' outcomes, and its connections to the mixes."""
 
     made: Consortium
     state: Path
     chain: MixChain
     journal: Journal
-    settlements: Settlements
+    attempt_outcomes: AttemptOutcomes
 
     def events(self, played: PlayedRound, silo: str) -> list[str | None]:
-        told = self.settlements.events(played.descriptor.digest, silo)
+        told = self.attempt_outcomes.events(played.descriptor.digest, silo)
         return [event.WhichOneof("event") for event in told]
 
 
@@ -78,9 +78,9 @@ async def office(made: Consortium, state: Path) -> AsyncIterator[Office]:
     chain = MixChain(made.study, identity(made, "server"), state)
     journal = Journal(state / "journal.sqlite")
     box = ComplaintBox(made.study, state)
-    settlements = Settlements(made.study, signer(made, "server"), journal, chain, box)
+    attempt_outcomes = AttemptOutcomes(made.study, signer(made, "server"), journal, chain, box)
     try:
-        yield Office(made, state, chain, journal, settlements)
+        yield Office(made, state, chain, journal, attempt_outcomes)
     finally:
         await chain.close()
         journal.close()
@@ -106,20 +106,20 @@ async def played_round(
 def test_a_dropped_report_names_the_mix_and_the_silo_and_leaves_evidence(
     made: Consortium, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> Settlement:
+    async def scene() -> AttemptOutcome:
         async with chain_serving(made), office(made, state) as desk:
             played, batch = await played_round(made, desk, wrong="silo-3")
-            settlement = await desk.settlements.void(played.descriptor, batch.chain)
-            desk.journal.closed(1, ClosedRound(0, None), settlement)
+            outcome = await desk.attempt_outcomes.void(played.descriptor, batch.chain)
+            desk.journal.closed(1, ClosedRound(0, None), outcome)
             assert desk.events(played, "silo-3") == ["closed"]
-            shown = desk.settlements.passages(played.descriptor.digest)
+            shown = desk.attempt_outcomes.passages(played.descriptor.digest)
             assert [each.passage.ending.HasField("voided") for each in shown] == [True, True]
-            return settlement
+            return outcome
 
     with caplog.at_level(logging.WARNING, "silomix"):
-        settlement = run(scene())
-    assert settlement.traced == (0, 1, 2, 3), "each looks for its own: a mix may name another"
-    assert all(closing_for(settlement, place).traced for place in range(4))
+        outcome = run(scene())
+    assert outcome.traced == (0, 1, 2, 3), "each looks for its own: a mix may name another"
+    assert all(closing_for(outcome, place).traced for place in range(4))
     assert "report_dropped round=1 mix=mix-2 silo=silo-3" in caplog.text
     (file,) = (state / "complaints").iterdir()
     evidence = Parse(file.read_text(), channel_pb2.Complaint())
@@ -129,18 +129,18 @@ def test_a_dropped_report_names_the_mix_and_the_silo_and_leaves_evidence(
 def test_nobody_is_named_in_a_round_that_was_void_for_another_reason(
     made: Consortium, state: Path
 ) -> None:
-    async def scene() -> Settlement:
+    async def scene() -> AttemptOutcome:
         async with chain_serving(made), office(made, state) as desk:
             played, batch = await played_round(made, desk)
-            settlement = await desk.settlements.void(played.descriptor, batch.chain, listed=True)
-            assert settlement.closed is not None
-            check_closing(settlement.closed, made.study)
+            outcome = await desk.attempt_outcomes.void(played.descriptor, batch.chain, listed=True)
+            assert outcome.closed is not None
+            check_closing(outcome.closed, made.study)
             digest = played.descriptor.digest
-            assert is_ended(settlement.closed.endings, digest, made.study)
-            return settlement
+            assert is_ended(outcome.closed.endings, digest, made.study)
+            return outcome
 
-    settlement = run(scene())
-    assert (settlement.traced, settlement.pending) == ((), False)
+    outcome = run(scene())
+    assert (outcome.traced, outcome.pending) == ((), False)
     assert not (state / "complaints").exists()
 
 
@@ -152,16 +152,16 @@ def test_a_mix_that_is_away_is_asked_again_when_it_is_back(made: Consortium, sta
             async with mix_serving(made, 1), office(made, state) as desk:
                 played, _ = await played_round(made, desk)
             async with office(made, state) as desk:
-                (pending,) = await desk.settlements.settle_left()
+                (pending,) = await desk.attempt_outcomes.settle_left()
                 assert pending.pending
                 assert pending.closed is not None
                 assert (pending.closed.void, len(pending.closed.endings)) == (True, 0)
             async with mix_serving(made, 1), office(made, state) as desk:
-                (settled,) = await desk.settlements.settle_left()
+                (settled,) = await desk.attempt_outcomes.settle_left()
                 assert settled.closed is not None
                 digest = played.descriptor.digest
                 assert is_ended(settled.closed.endings, digest, made.study)
-                assert await desk.settlements.settle_left() == []
+                assert await desk.attempt_outcomes.settle_left() == []
             async with office(made, state) as desk:
                 assert desk.journal.unsettled() == []
 
@@ -186,10 +186,10 @@ def test_a_round_whose_keys_were_given_away_is_closed_without_their_word(
                 everybody = confirmations(played, joined)
                 await release_at(played, "mix-1", joined, everybody)
             async with office(made, state) as desk:
-                (settled,) = await desk.settlements.settle_left()
+                (settled,) = await desk.attempt_outcomes.settle_left()
                 assert not settled.pending
                 assert desk.events(played, "silo-1") == ["committed", "closed"]
-                assert await desk.settlements.settle_left() == []
+                assert await desk.attempt_outcomes.settle_left() == []
 
     run(scene())
 
@@ -202,8 +202,8 @@ def test_an_attempt_that_every_mix_abandoned_is_settled_with_their_word(
             played = await opened_round(made)
             desk.journal.opened(played.descriptor)
             statements = await desk.chain.abandon(played.descriptor)
-            desk.settlements.abandoned(played.descriptor, statements)
-            known = desk.journal.settlement(played.descriptor.digest)
+            desk.attempt_outcomes.abandoned(played.descriptor, statements)
+            known = desk.journal.outcome(played.descriptor.digest)
             assert known is not None
             assert known.closed is not None
             digest = played.descriptor.digest

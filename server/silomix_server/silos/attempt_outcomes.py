@@ -19,12 +19,12 @@ from silomix_server.errors import MixFailed, MixRefused
 from silomix_server.mixes.mix_chain import MixChain
 from silomix_server.silos.complaint_box import ComplaintBox
 from silomix_server.silos.followers import Event, passages
-from silomix_server.study.journal import Journal, Settlement
+from silomix_server.study.journal import AttemptOutcome, Journal
 
 Chain = Sequence[round_pb2.HopStatement]
 
 
-class Settlements:
+class AttemptOutcomes:
     def __init__(
         self,
         study: Study,
@@ -45,16 +45,16 @@ class Settlements:
         """Record that an attempt came to nothing, as every mix states."""
         endings = [round_pb2.Ending(abandoned=each) for each in statements]
         closed = self._closed(descriptor, endings, void=True)
-        self._journal.settled(Settlement(descriptor.digest, closed=closed))
+        self._journal.settled(AttemptOutcome(descriptor.digest, closed=closed))
 
-    def used(self, descriptor: Descriptor) -> Settlement:
-        """The settlement of an attempt that was summed; the caller records it with the sum."""
+    def used(self, descriptor: Descriptor) -> AttemptOutcome:
+        """The outcome of an attempt that was summed; the caller records it with the sum."""
         closed = self._closed(descriptor, (), void=False)
-        return Settlement(descriptor.digest, closed=closed)
+        return AttemptOutcome(descriptor.digest, closed=closed)
 
     async def void(
         self, descriptor: Descriptor, chain: Chain = (), *, listed: bool = False
-    ) -> Settlement:
+    ) -> AttemptOutcome:
         """Let every mix sign that no report of this attempt, which came to nothing, is opened.
 
         As long as a mix does not answer, and silos were shown no list, it is to be asked again.
@@ -69,8 +69,8 @@ class Settlements:
             self._left.append(descriptor)
         if failures:
             closed = self._closed(descriptor, (), void=True)
-            return Settlement(descriptor.digest, closed=closed, pending=pending)
-        return Settlement(
+            return AttemptOutcome(descriptor.digest, closed=closed, pending=pending)
+        return AttemptOutcome(
             descriptor.digest,
             closed=self._closed(descriptor, endings, void=True),
             evidence=_evidence(descriptor, chain, endings) if chain else None,
@@ -116,7 +116,7 @@ class Settlements:
 
     # What is still to be found out ----------------------------------------------------------------
 
-    async def settle_left(self) -> list[Settlement]:
+    async def settle_left(self) -> list[AttemptOutcome]:
         """Ask the mixes about every attempt of which they have not said all yet.
 
         Rounds that were open when the coordinator died are among them: they are void.
@@ -124,18 +124,18 @@ class Settlements:
         left, self._left = self._left, []
         settled = []
         for descriptor in left:
-            known = self._journal.settlement(descriptor.digest)
+            known = self._journal.outcome(descriptor.digest)
             listed = known is not None and known.committed is not None
-            settlement = await self.void(descriptor, listed=listed)
-            self._journal.settled(settlement)
-            settled.append(settlement)
+            outcome = await self.void(descriptor, listed=listed)
+            self._journal.settled(outcome)
+            settled.append(outcome)
         return settled
 
     # What a silo is told --------------------------------------------------------------------------
 
     def events(self, digest: RoundDigest, silo: str) -> list[Event]:
         """The list and closing of D, for a silo that does not know what became of its report."""
-        known = self._journal.settlement(digest)
+        known = self._journal.outcome(digest)
         if known is None:
             return []
         told = []
@@ -147,18 +147,18 @@ class Settlements:
 
     def passages(self, digest: RoundDigest) -> list[Event]:
         """The statement and ending of every mix about a void round; nothing of any other."""
-        known = self._journal.settlement(digest)
+        known = self._journal.outcome(digest)
         if known is None or known.evidence is None:
             return []
         return passages(digest, known.evidence.chain, known.evidence.endings)
 
 
-def closing_for(settlement: Settlement, place: int) -> channel_pb2.RoundClosed:
+def closing_for(outcome: AttemptOutcome, place: int) -> channel_pb2.RoundClosed:
     """The closing of a round for the silo at `place`, with whether its report may be dropped."""
     closed = channel_pb2.RoundClosed()
-    if settlement.closed is not None:
-        closed.CopyFrom(settlement.closed)
-    closed.traced = place in settlement.traced
+    if outcome.closed is not None:
+        closed.CopyFrom(outcome.closed)
+    closed.traced = place in outcome.traced
     return closed
 
 
