@@ -60,11 +60,8 @@ class Ledger:
 
     def account(self, study: Study) -> StudyAccount:
         """The account of one study, always the same one: what is done round by round."""
-        account = self._accounts.get(study.identity)
-        if account is None:
-            account = StudyAccount(study, self._tables, self._filter)
-            self._accounts[study.identity] = account
-        return account
+        account = StudyAccount(study, self._tables, self._filter)
+        return self._accounts.setdefault(study.identity, account)
 
     # What an operator approves and takes back -----------------------------------------------------
 

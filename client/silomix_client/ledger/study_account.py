@@ -44,9 +44,16 @@ class StudyAccount:
 
     # Rounds -------------------------------------------------------------------------------------
 
-    def check(self, approval: Approval, round_number: int) -> None:
-        """Raise unless this round may be answered now; `charge` decides again, under its lock."""
-        self._cost(approval, round_number)
+    def check(self, approval: Approval, round_number: int) -> RoundCost:
+        """The cost of a round, if it may be answered now; otherwise raises.
+
+        `charge` decides again, under its lock.  Decided once for one state of the database: as long
+        as nobody changed it, neither this process nor another, the answer is the same.
+        """
+        asked = approval, round_number, self._filter.policy, self._state()
+        if self._decided is None or self._decided[0] != asked:
+            self._decided = asked, self._decide(approval, round_number)
+        return self._decided[1]
 
     def charge(
         self,
@@ -63,7 +70,7 @@ class StudyAccount:
         """
         descriptor = report.descriptor
         with self._storing(report):
-            cost = self._cost(approval, descriptor.round)
+            cost = self.check(approval, descriptor.round)
             entry = self._record(descriptor, cost, now)
             self._tables.tokens.forget(descriptor.study, descriptor.round)
             if kept is not None and descriptor.round < self._study.rounds:
@@ -163,17 +170,6 @@ class StudyAccount:
             reports.delete_bodies([file] if file else [])
             raise
         reports.delete_bodies(outdated)
-
-    def _cost(self, approval: Approval, round_number: int) -> RoundCost:
-        """The cost of a round, if it may be answered now; otherwise raises.
-
-        Decided once for one state of the database: as long as nobody changed it, neither this
-        process nor another, the answer is the same.
-        """
-        asked = approval, round_number, self._filter.policy, self._state()
-        if self._decided is None or self._decided[0] != asked:
-            self._decided = asked, self._decide(approval, round_number)
-        return self._decided[1]
 
     def _state(self) -> tuple[int, int]:
         """A mark that changes whenever another connection, or this one, changes the database."""
