@@ -44,7 +44,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms import defaults
 from silomix_core.algorithms.base import USUAL_DESCENT
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.discrete_gaussian import Streams, one_stream
@@ -58,6 +57,7 @@ from silomix_core.reports.outliers import FALSE_ALARMS
 from silomix_core.reports.reception import Gathered, Gathering, Reception
 from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.simulation.one_process import Rehearsal, evaluated_study, rehearsal
+from silomix_core.study import defaults
 from silomix_core.study.derive import plan_of
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT, Feature, Scaling, Task

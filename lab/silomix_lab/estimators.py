@@ -23,13 +23,13 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
-from silomix_core.algorithms import defaults
 from silomix_core.algorithms.base import USUAL_DESCENT
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import Aggregation, Rule
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
+from silomix_core.study import defaults
 from silomix_core.study.derive import unfit
 from silomix_core.task.feature import FeatureKind
 from silomix_core.task.losses import LossName

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms import defaults, shuffled
+from silomix_core.algorithms import shuffled
 from silomix_core.algorithms.base import LOCAL_STEPS, USUAL_DESCENT, Descent
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.claims.central_target import local_target
@@ -25,6 +25,7 @@ from silomix_core.mechanism.mechanism import Minibatch, Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import Aggregation, UnusableRule
 from silomix_core.simulation.one_process import rehearsal
+from silomix_core.study import defaults
 from silomix_core.study.derive import unfit
 from silomix_core.task.task import Task
 from silomix_protocol.host.failure import Failure

@@ -12,11 +12,11 @@ from silomix.text.study_and_ledger import describe_study
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.base import Averaging, Descent
 from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
-from silomix_core.algorithms.defaults import NAME, Choice, chosen, loudness
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import MEAN, USUAL, Aggregation, Rule
 from silomix_core.simulation.one_process import rehearsal
+from silomix_core.study.defaults import NAME, Choice, chosen, loudness
 from silomix_core.study.study import InvalidStudy
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT, Feature, Scaling, Task

@@ -129,8 +129,8 @@ def algorithms(
 
     from rich.console import Console
     from rich.table import Table
-    from silomix_core.algorithms import defaults
     from silomix_core.algorithms.catalogue import ALGORITHMS
+    from silomix_core.study import defaults
     from silomix_lab.choices.aggregation_rule import is_mean_only
 
     if json:

@@ -3,7 +3,6 @@
 from silomix_core.algorithms import (
     accelerated,
     check_ins,
-    defaults,
     local_updates,
     localized,
     noisy_mb_sgd,
@@ -13,6 +12,7 @@ from silomix_core.algorithms import (
 )
 from silomix_core.algorithms.base import Algorithm
 
+AUTO = "auto"  # chosen when a study is written, by `study.defaults`
 _ALL = (
     noisy_mb_sgd.ALGORITHM,
     plain_mb_sgd.ALGORITHM,
@@ -40,9 +40,9 @@ ALGORITHMS: dict[str, Algorithm] = {entry.name: entry for entry in _ALL}
 
 def algorithm(name: str) -> Algorithm:
     """The algorithm of that name; ValueError with the known names otherwise."""
-    if name == defaults.NAME:
+    if name == AUTO:
         raise ValueError(f"{name} is chosen when a study is written, and is none here; name one")
     if name not in ALGORITHMS:
-        known = ", ".join(sorted([defaults.NAME, *ALGORITHMS]))
+        known = ", ".join(sorted([AUTO, *ALGORITHMS]))
         raise ValueError(f"unknown algorithm {name!r}; known: {known}")
     return ALGORITHMS[name]

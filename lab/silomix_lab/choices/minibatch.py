@@ -1,9 +1,9 @@
 """Which of its records a silo uses in a round, as the command line says it."""
 
 from silomix_core.accounting.events import Scheme
-from silomix_core.algorithms import defaults
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.mechanism.mechanism import Minibatch
+from silomix_core.study import defaults
 from silomix_protocol.host.failure import Failure
 
 FULL = Scheme.FULL.value

@@ -22,13 +22,14 @@ from silomix_client.config.silo_config import MAIN
 from silomix_client.config.silo_config import load as load_silo
 from silomix_client.ledger.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
-from silomix_core.algorithms import defaults, shuffled
+from silomix_core.algorithms import shuffled
 from silomix_core.algorithms.base import Descent
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.claims.central_target import local_target
 from silomix_core.evaluation.private import not_measurable
 from silomix_core.mechanism.mechanism import Minibatch, Participant
 from silomix_core.reports.aggregation import Aggregation
+from silomix_core.study import defaults
 from silomix_core.study.derive import setting_of
 from silomix_core.study.study import Study
 from silomix_core.study.writer import StudyChoices

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from silomix_core.accounting.events import ADJACENCY
-from silomix_core.algorithms import defaults
 from silomix_core.claims.central import Against, Figure
 from silomix_core.simulation.planning import (
     InvalidPlan,
@@ -31,6 +30,7 @@ from silomix_core.simulation.planning import (
 from silomix_core.simulation.planning.grid import Estimate, GridCell
 from silomix_core.simulation.planning.request import DEFAULT_ROUNDS, GOOD_CLIPS
 from silomix_core.simulation.planning.simulated_studies import LARGEST_DIMENSION, simulated_task
+from silomix_core.study import defaults
 
 from silomix_lab.choices.aggregation_rule import aggregation_of
 from silomix_lab.choices.minibatch import described, minibatch

@@ -18,13 +18,13 @@ import numpy as np
 from rich.console import Console
 from silomix_core.accounting.bounds.validity import OutsideValidity
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms import defaults
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.evaluation.pooled_baseline import logistic_regression
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
+from silomix_core.study import defaults
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT
 

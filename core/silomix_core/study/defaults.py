@@ -38,10 +38,11 @@ from math import sqrt
 from silomix_core.accounting.gaussian import gaussian_mu
 from silomix_core.algorithms import noisy_mb_sgd
 from silomix_core.algorithms.base import Descent
+from silomix_core.algorithms.catalogue import AUTO
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.task.task import Task
 
-NAME = "auto"
+NAME = AUTO
 SUMMARY = "Picks algorithm, rounds, clip, radius, momentum; the study file has the numbers"
 ADVICE = "The default when nobody wants to tune: any loss, any ε."
 ROUNDS, RADIUS = 60, 50.0
