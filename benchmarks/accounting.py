@@ -30,8 +30,8 @@ from silomix_core.accounting.budget import Budget
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.mechanism import mechanism as mechanism_module
 from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, Phase
+from silomix_core.study.specification import Batching, Specification
 from silomix_core.study.study import Study
-from silomix_core.study.writer import StudyChoices
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 from silomix_lab.consortium.create import Addresses, create
@@ -147,7 +147,15 @@ def sample_study(folder: Path):
         folder / "consortium",
         task,
         (RECORDS,) * SILOS,
-        StudyChoices("benchmark", "noisy-mb-sgd", CHARGES, 50.0, 1.0, TARGET, 2, 5.0),
+        Specification(
+            name="benchmark",
+            algorithm="noisy-mb-sgd",
+            most_rounds=CHARGES,
+            radius=50.0,
+            clip=1.0,
+            target=TARGET,
+            batching=Batching(2, 5.0),
+        ),
         Addresses("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", ("127.0.0.1:4",)),
         lease_rounds=1,
         lease_deadline_s=1.0,

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.mechanism.report_format import report_bytes
-from silomix_core.study.writer import StudyChoices
+from silomix_core.study.specification import Batching, Specification
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 from silomix_lab.consortium.create import Addresses, Consortium, create
@@ -59,19 +59,18 @@ def consortium(folder: Path, silos: int, dimension: int, rounds: int) -> Consort
         scaling=Scaling.UNIT_BALL,
         bias=0.3,
     )
-    choices = StudyChoices(
+    specification = Specification(
         name="benchmark",
         algorithm="noisy-mb-sgd",
-        rounds=rounds,
+        most_rounds=rounds,
         radius=50.0,
         clip=0.25,
         target=PrivacyTarget(5.0, 1e-5),
-        minimum_batch=silos,
-        deadline_s=_TIMEOUT_S,
+        batching=Batching(silos, _TIMEOUT_S),
     )
     ports = [f"127.0.0.1:{port}" for port in free_ports(3 + MIXES)]
     addresses = Addresses(ports[0], ports[1], ports[2], tuple(ports[3:]))
-    return create(folder, task, (200,) * silos, choices, addresses)
+    return create(folder, task, (200,) * silos, specification, addresses)
 
 
 def identity(made: Consortium, name: str) -> Identity:

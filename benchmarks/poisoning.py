@@ -44,8 +44,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms.base import USUAL_DESCENT
-from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.discrete_gaussian import Streams, one_stream
 from silomix_core.evaluation.pooled_baseline import logistic_regression
 from silomix_core.mechanism.mechanism import Mechanism, Participant
@@ -57,7 +55,7 @@ from silomix_core.reports.outliers import FALSE_ALARMS
 from silomix_core.reports.reception import Gathered, Gathering, Reception
 from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.simulation.one_process import Rehearsal, evaluated_study, rehearsal
-from silomix_core.study import defaults
+from silomix_core.study.defaults import automatic, chosen, loudness
 from silomix_core.study.derive import plan_of
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT, Feature, Scaling, Task
@@ -231,18 +229,13 @@ def run_trial(rounds: int, trial: Trial) -> Outcome:
 def study(data: Split, silos: Sequence[Records], trial: Trial, rounds: int) -> Rehearsal:
     target = PrivacyTarget(trial.source.epsilon, data.delta)
     participants = [Participant(len(each), target) for each in silos]
-    loud = defaults.loudness(participants)
-    choice = defaults.chosen(defaults.Choice(defaults.NAME, 1, 1.0, 1.0), data.task, loud)
-    return rehearsal(
-        data.task,
-        algorithm(choice.algorithm),
-        participants,
-        rounds=min(rounds, trial.source.rounds, choice.rounds),
-        radius=choice.radius,
-        clip=choice.clip,
-        descent=choice.descent or USUAL_DESCENT,
-        aggregation=USUAL if trial.rule in RADII else RULES.get(trial.rule, MEAN),
+    auto = chosen(automatic(target), data.task, loudness(participants))
+    specification = replace(
+        auto,
+        most_rounds=min(rounds, trial.source.rounds, auto.most_rounds),
+        named_aggregation=USUAL if trial.rule in RADII else RULES.get(trial.rule, MEAN),
     )
+    return rehearsal(data.task, specification, participants)
 
 
 class Watching(Reception):

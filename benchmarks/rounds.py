@@ -28,7 +28,7 @@ from silomix_client.ledger.entries import Approval
 from silomix_client.ledger.ledger import Ledger
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.model.clipped_sum import Records
-from silomix_core.study.writer import StudyChoices
+from silomix_core.study.specification import Batching, Specification
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 from silomix_lab.consortium.create import Addresses, Consortium, create
@@ -123,24 +123,22 @@ def _consortium(
         scaling=Scaling.UNIT_BALL,
         bias=0.3,
     )
-    choices = StudyChoices(
+    parts = {each: each not in without for each in ("gate", "tokens")}
+    specification = Specification(
         name="benchmark",
         algorithm="noisy-mb-sgd",
-        rounds=rounds,
+        most_rounds=rounds,
         radius=50.0,
         clip=0.25,
         target=PrivacyTarget(5.0, 1e-5),
-        minimum_batch=max(1, silos // 2),
-        deadline_s=120.0,
-        gate="gate" not in without,
-        tokens="tokens" not in without,
+        batching=Batching(max(1, silos // 2), 120.0, **parts),
     )
     ports = [f"127.0.0.1:{port}" for port in free_ports(3 + MIXES)]
     return create(
         folder,
         task,
         (records,) * silos,
-        choices,
+        specification,
         Addresses(ports[0], ports[1], ports[2], tuple(ports[3:])),
         lease_rounds=rounds,
         wait_for_silos_s=120.0,

@@ -43,6 +43,7 @@ from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import rehearsal
+from silomix_core.study.specification import Specification
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 
@@ -151,15 +152,16 @@ class Run:
         """Excess risk of the model of one simulated study."""
         size = self.size
         task, target = task_of(size.dimension), size.target
-        made = rehearsal(
-            task,
-            algorithm(self.name),
-            [Participant(size.records, target)] * size.silos,
-            rounds=rounds_of(self.name, size),
+        specification = Specification(
+            algorithm=self.name,
+            most_rounds=rounds_of(self.name, size),
             radius=RADIUS,
             clip=CLIP,
-            aggregation=MEAN,  # what the theorems are about
+            target=target,
+            named_aggregation=MEAN,  # what the theorems are about
         )
+        silos = [Participant(size.records, target)] * size.silos
+        made = rehearsal(task, specification, silos)
         rng = np.random.default_rng(
             [self.trial, int(1e6 * self.strength), *map(int, size_key(size))]
         )

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from silomix_core.study.writer import StudyChoices
+from silomix_core.study.specification import Specification
 from silomix_core.task.task import Task
 from silomix_server.study.results import MODEL, progress
 
@@ -16,16 +16,12 @@ from silomix_lab.consortium.create import Consortium
 from silomix_lab.consortium.processes import ChildFailed
 from silomix_lab.datasets.tables import Floats, SiloTable
 from silomix_lab.demo.run_demo import (
-    DEADLINE_S,
     DemoFailed,
     lay_out,
     started_processes,
-    usual_minimum,
     while_running,
 )
 from silomix_lab.history import Callback, Line, round_line, scored
-
-__all__ = ["DEADLINE_S", "StudyNotFinished", "run_here", "usual_minimum"]
 
 
 class StudyNotFinished(RuntimeError):
@@ -36,7 +32,7 @@ def run_here(
     folder: Path,
     task: Task,
     silos: Sequence[SiloTable],
-    choices: StudyChoices,
+    specification: Specification,
     *,
     mixes: int,
     holdout: SiloTable | None,
@@ -44,7 +40,7 @@ def run_here(
 ) -> tuple[list[Line], Floats]:
     """Run the study; return the lines of all rounds, and the model."""
     try:
-        made = lay_out(folder, task, silos, choices, mixes=mixes, holdout=holdout)
+        made = lay_out(folder, task, silos, specification, mixes=mixes, holdout=holdout)
     except DemoFailed as impossible:
         raise ValueError(str(impossible)) from impossible
     course = _Course(made, callback)

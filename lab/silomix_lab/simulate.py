@@ -7,7 +7,7 @@ their differences say more than each alone.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -16,24 +16,23 @@ from rich.console import Console
 from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms import shuffled
-from silomix_core.algorithms.base import LOCAL_STEPS, USUAL_DESCENT, Descent
-from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.claims.central_target import local_target
-from silomix_core.evaluation.private import Evaluation, not_measurable
-from silomix_core.mechanism.mechanism import Minibatch, Participant
+from silomix_core.algorithms.catalogue import AUTO, algorithm
+from silomix_core.evaluation.private import Evaluation
+from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
-from silomix_core.reports.aggregation import Aggregation, UnusableRule
+from silomix_core.reports.aggregation import UnusableRule
 from silomix_core.simulation.one_process import rehearsal
-from silomix_core.study import defaults
+from silomix_core.study.defaults import chosen, loudness
 from silomix_core.study.derive import unfit
+from silomix_core.study.specification import Batching, Specification
+from silomix_core.task.goal import Goal
 from silomix_core.task.task import Task
 from silomix_protocol.host.failure import Failure
 from silomix_protocol.host.terminal import shown
 
-from silomix_lab.choices.descent import check_descent
-from silomix_lab.choices.goal import Goal
-from silomix_lab.choices.minibatch import check_batches, described
+from silomix_lab.choices.goal import LOGISTIC
+from silomix_lab.choices.minibatch import described
+from silomix_lab.choices.specification import behind_the_mixes, check
 from silomix_lab.datasets.by_name import load
 from silomix_lab.datasets.tables import DemoData
 from silomix_lab.parallel import Spread, run_all
@@ -44,52 +43,42 @@ _MOST_TRIALS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    data: str
-    label: str | None
-    silos: int
-    participants: int | None  # silos asked in each round; all unless given
+    """What is simulated: one specification, of which each trial has its own algorithm and ε."""
+
+    specification: Specification
     algorithms: tuple[str, ...]
     epsilons: tuple[float, ...]
-    delta: float
-    rounds: int
-    clip: float
-    radius: float
-    ridge: float
-    goal: Goal
+    data: str
+    silos: int
     seeds: int
-    processes: int | None
-    json: Path | None
-    png: Path | None
-    local_steps: int = LOCAL_STEPS  # a silo's in a round, where the algorithm has them
-    central: bool = False  # epsilons are towards a server behind an honest mix; local ones follow
-    evaluation: float | None = None  # share of the silos' records that is held out
-    descent: Descent | None = None  # where the algorithm leaves it to the study
-    aggregation: Aggregation | None = None  # else that of a study that names none
-    minibatch: Minibatch = field(default_factory=Minibatch)  # records that a round draws
+    label: str | None = None
+    goal: Goal = LOGISTIC
+    processes: int | None = None
+    json: Path | None = None
+    png: Path | None = None
+    is_central: bool = False  # ε is towards a server behind an honest mix; the local ones follow
+
+    @property
+    def delta(self) -> float:
+        return self.specification.target.delta
+
+    @property
+    def participants(self) -> int:
+        """The number of silos that a round asks."""
+        return self.specification.participants or self.silos
 
     def check(self, task: Task) -> None:
         """Raise Failure for whatever can be known to be wrong before anything runs."""
         for name in self.algorithms:
-            one_record = name == shuffled.ALGORITHM.name and self.evaluation is None
-            if self.central and not one_record:
-                raise Failure(
-                    "--central-epsilon needs reports of one record: shuffled-mb-sgd without "
-                    "--evaluation"
-                )
-            check_descent(self.descent, name)
-            check_batches(name, self.minibatch)
-            if name == defaults.NAME:
-                continue
-            if (reason := unfit(algorithm(name), task)) is not None:
+            named = replace(self.specification, algorithm=name)
+            check(named, task, is_central=self.is_central)
+            if name != AUTO and (reason := unfit(algorithm(name), task)) is not None:
                 raise Failure(reason)
         for epsilon in self.epsilons:
             PrivacyTarget(epsilon, self.delta)
-        if self.evaluation is not None and not 0.01 <= self.evaluation <= 0.99:
-            raise Failure(f"--evaluation {self.evaluation}: use a share from 0.01 to 0.99")
-        if self.evaluation is not None and (reason := not_measurable(task)) is not None:
-            raise Failure(f"--{reason}")
-        if self.participants is not None and not 1 <= self.participants <= self.silos:
-            raise Failure(f"--participants {self.participants}: use 1 to {self.silos}, the silos")
+        asked = self.specification.participants
+        if asked is not None and not 1 <= asked <= self.silos:
+            raise Failure(f"--participants {asked}: use 1 to {self.silos}, the silos")
         trials = len(self.algorithms) * len(self.epsilons) * self.seeds
         if not 1 <= trials <= _MOST_TRIALS:
             raise Failure(f"{trials} trials: use at least 1 and at most {_MOST_TRIALS}")
@@ -173,28 +162,11 @@ def run_trial(options: SimulateOptions, trial: SimulatedTrial) -> TrialOutcome:
     """Run one study on the split of the trial's seed."""
     data, pooled = _split(options.data, options.label, options.silos, trial.seed, options.goal)
     task = data.task
-    asked = defaults.Choice(
-        trial.algorithm, options.rounds, options.clip, options.radius, options.descent
-    )
-    target = _target(options, trial, [len(silo) for silo in data.silos], task.dimension)
-    participants = [Participant(len(silo), target) for silo in data.silos]
-    choice = defaults.chosen(asked, task, defaults.loudness(participants, options.participants))
+    named = _specification(options, trial, data)
+    participants = [Participant(len(silo), named.target) for silo in data.silos]
+    specification = chosen(named, task, loudness(participants, named.participants))
     try:
-        made = rehearsal(
-            task,
-            algorithm(choice.algorithm),
-            participants,
-            rounds=choice.rounds,
-            radius=choice.radius,
-            clip=choice.clip,
-            ridge=options.ridge,
-            asked=options.participants,
-            local_steps=options.local_steps,
-            held_out=options.evaluation or 0.0,
-            descent=choice.descent or USUAL_DESCENT,
-            minibatch=options.minibatch,
-            aggregation=options.aggregation,
-        )
+        made = rehearsal(task, specification, participants)
     except CalibrationImpossible as impossible:
         where = f"{trial.algorithm}, ε = {trial.epsilon:g}"
         raise Failure(f"{where}: {impossible}") from impossible
@@ -207,27 +179,23 @@ def run_trial(options: SimulateOptions, trial: SimulatedTrial) -> TrialOutcome:
     found = error(result.model, data.holdout, task)
     rounds = made.mechanism.rounds
     unit = float(np.mean(data.holdout.labels**2)) if task.loss.is_regression else 1.0
-    return TrialOutcome(trial, rounds, found, pooled, result.evaluation, target.epsilon, unit)
+    epsilon = named.target.epsilon
+    return TrialOutcome(trial, rounds, found, pooled, result.evaluation, epsilon, unit)
 
 
-def _target(
-    options: SimulateOptions, trial: SimulatedTrial, records: Sequence[int], dimension: int
-) -> PrivacyTarget:
-    """The local (ε, δ) that every silo is promised."""
-    target = PrivacyTarget(trial.epsilon, options.delta)
-    if not options.central:
-        return target
-    try:
-        return local_target(
-            target,
-            records,
-            minimum_batch=options.participants or options.silos,
-            rounds=options.rounds,
-            clip=options.clip,
-            dimension=dimension,
-        )
-    except ValueError as bad:
-        raise Failure(f"--central-epsilon {trial.epsilon:g}: {bad}") from bad
+def _specification(
+    options: SimulateOptions, trial: SimulatedTrial, data: DemoData
+) -> Specification:
+    """The specification of a trial, with the local (ε, δ) that every silo is promised."""
+    named = replace(
+        options.specification,
+        algorithm=trial.algorithm,
+        target=PrivacyTarget(trial.epsilon, options.delta),
+        batching=Batching(options.participants),
+    )
+    if not options.is_central:
+        return named
+    return behind_the_mixes(named, [len(silo) for silo in data.silos], data.task.dimension)
 
 
 @lru_cache(maxsize=4)
@@ -279,18 +247,18 @@ def _table(
     majority: float,
 ) -> Shown:
     pooled = 100 * float(np.mean([each.pooled_error for each in outcomes]))
-    asked = options.participants or options.silos
     table = Shown(
         title=f"test error{_kind(options)} in %, {options.seeds} seeds; {options.silos} silos, "
-        f"{asked} asked in a round, {described(options.minibatch)}, δ = {options.delta:g}",
+        f"{options.participants} asked in a round, "
+        f"{described(options.specification.minibatch)}, δ = {options.delta:g}",
         caption=f"without privacy, all records together: {pooled:.2f}; always the same answer: "
         f"{100 * majority:.2f}.  ε: one record replaced, whole transcript of a silo, against "
-        + ("the server, if a mix is honest" if options.central else "everybody else"),
+        + ("the server, if a mix is honest" if options.is_central else "everybody else"),
     )
     columns = ["algorithm", "ε", "rounds", "error ± sd", "over pooled, 95 %"]
-    if options.central:
+    if options.is_central:
         columns.append("ε against everybody")
-    if options.evaluation is not None:
+    if options.specification.held_out:
         columns.append("by the silos ± noise")
     for column in columns:
         table.add_column(column, justify="left" if column == "algorithm" else "right")
@@ -304,7 +272,7 @@ def _table(
             f"{line.error:.2f}{spread}",
             f"{line.excess:+.2f}{margin}",
         ]
-        if options.central:
+        if options.is_central:
             cells.append(f"{line.epsilon_local:.3g}")
         if line.evaluated_error is not None:
             cells.append(f"{line.evaluated_error:.2f} ± {line.evaluated_noise:.2f}")
@@ -313,7 +281,7 @@ def _table(
 
 
 def _kind(options: SimulateOptions) -> str:
-    return " (mean squared error over mean(y²))" if options.goal.loss_name.is_regression else ""
+    return " (mean squared error over mean(y²))" if options.goal.loss.is_regression else ""
 
 
 def _draw(
@@ -343,7 +311,7 @@ def _draw(
     axes.set_xscale("log")
     axes.set_xticks(options.epsilons, [f"{epsilon:g}" for epsilon in options.epsilons])
     axes.minorticks_off()
-    towards = ", towards a server behind an honest mix" if options.central else ""
+    towards = ", towards a server behind an honest mix" if options.is_central else ""
     axes.set_xlabel(f"ε of every silo's whole transcript{towards} (δ = {options.delta:g})")
     axes.set_ylabel("test error, %")
     figure.legend(loc="outside right center", frameon=False)

@@ -23,6 +23,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
+from silomix.main import app
 from silomix_client.data.csv_file import CsvFile
 from silomix_client.data.records import read
 from silomix_core.accounting.events import PrivacyTarget, Scheme
@@ -60,10 +61,15 @@ from silomix_lab.audit.trials import Observed, Transcript
 from silomix_lab.audit.verdict import ALPHA, AuditVerdict, Shift, judge, noticed_factor, power
 from silomix_protocol.host.failure import Failure
 from support.processes import start, wait_until
+from support.specifications import changed as with_changes
+from support.specifications import specification
+from typer.testing import CliRunner
 
 TARGET = PrivacyTarget(6.0, 1e-5)
 SILO = Participant(RECORDS, TARGET)
 ROUNDS = 4
+AUDITED = specification(most_rounds=ROUNDS, clip=CLIP, radius=1.0, target=TARGET)
+AUDIT = AuditOptions(AUDITED)
 HALF = {scheme: Minibatch(scheme, 0.5) for scheme in (Scheme.POISSON, Scheme.WITHOUT_REPLACEMENT)}
 
 
@@ -188,9 +194,8 @@ def made(
     steps: int | None = None,
     loss: LossName = LossName.LOGISTIC,
 ) -> Study:
-    return make(
-        folder, name, TARGET, rounds=ROUNDS, local_steps=steps, minibatch=minibatch, loss=loss
-    ).study
+    named = replace(AUDITED, algorithm=name, local_steps=steps, minibatch=minibatch or Minibatch())
+    return make(folder, named, loss).study
 
 
 def test_the_claim_follows_from_the_studys_mechanism(tmp_path: Path) -> None:
@@ -242,17 +247,17 @@ def test_every_algorithm_is_covered_and_its_canary_as_loud_as_a_record_may_be(
 
 
 def test_what_would_be_a_weak_attack_is_refused(tmp_path: Path, scratch: Path) -> None:
-    walking = AuditOptions(algorithm="dp-fedavg", minibatch=HALF[Scheme.WITHOUT_REPLACEMENT])
+    walking = with_changes(AUDIT, algorithm="dp-fedavg", minibatch=HALF[Scheme.WITHOUT_REPLACEMENT])
     with pytest.raises(AuditFailed, match="a batch for every local step"):
         run_audit(walking)
-    smoothed = AuditOptions(algorithm="moreau-smoothing", epsilon=0.001)
+    smoothed = with_changes(AUDIT, algorithm="moreau-smoothing", target=PrivacyTarget(0.001, 1e-5))
     with pytest.raises(AuditFailed, match=r"by \d+ % of what is allowed; use a larger epsilon"):
         run_audit(smoothed)
     for algorithm in ("dp-fedavg", "one-pass-mb-sgd"):
         with pytest.raises(AuditFailed, match="only where every report is of all records"):
-            run_audit(AuditOptions(algorithm=algorithm, loss="hinge"))
+            run_audit(with_changes(AUDIT, algorithm=algorithm, loss="hinge"))
     with pytest.raises(Failure, match="draws its own batches"):
-        run_audit(replace(walking, algorithm="shuffled-mb-sgd"))
+        run_audit(with_changes(walking, algorithm="shuffled-mb-sgd"))
 
 
 # The verdict, by the silo's own arithmetic in this process ----------------------------------------
@@ -804,14 +809,16 @@ def test_an_interrupted_audit_leaves_nothing(
     [
         ({"trials": 21}, "--trials: an even number"),
         ({"trials": 2}, "--trials: an even number"),
-        ({"rounds": 0}, "--rounds: from 1 to 1000"),
+        ({"most_rounds": 0}, "--rounds: from 1 to 1000"),
         ({"algorithm": "sgd"}, "unknown algorithm 'sgd'"),
         ({"loss": "squared"}, "--loss: logistic or hinge, not 'squared'"),
         ({"local_steps": 3}, "--local-steps: noisy-mb-sgd has none to choose"),
         ({"algorithm": "dp-fedavg", "local_steps": 0}, "--local-steps: at least 1"),
         ({"algorithm": "dp-fedavg", "local_steps": 1001}, "local_steps must lie between 1 and"),
-        ({"epsilon": -1.0}, "epsilon must be above 0"),
-        ({"delta": 1e-40}, "epsilon=6 at delta=1e-40 cannot be kept with integer noise"),
+        (
+            {"target": PrivacyTarget(6.0, 1e-40)},
+            "epsilon=6 at delta=1e-40 cannot be kept with integer noise",
+        ),
         ({"json": Path("nowhere/audit.json")}, "--json nowhere/audit.json: there is no such"),
         ({"png": Path()}, "--png .: cannot be written"),
         ({"silo_command": "no-such-program silo"}, "no such program"),
@@ -823,7 +830,13 @@ def test_what_cannot_be_audited_is_said_before_anything_starts(
     options: dict[str, Any], said: str, scratch: Path
 ) -> None:
     with pytest.raises(AuditFailed, match=re.escape(said)):
-        run_audit(AuditOptions(**options))
+        run_audit(with_changes(AUDIT, **options))
+
+
+def test_an_epsilon_of_no_study_is_refused() -> None:
+    result = CliRunner().invoke(app, ["audit", "--epsilon", "-1"])
+    assert isinstance(result.exception, Failure)
+    assert "epsilon must be above 0" in str(result.exception)
 
 
 def test_a_command_that_is_no_silo_is_one_line(tmp_path: Path, scratch: Path) -> None:

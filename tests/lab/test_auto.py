@@ -11,36 +11,42 @@ from silomix.main import app
 from silomix.text.study_and_ledger import describe_study
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.base import Averaging, Descent
-from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
+from silomix_core.algorithms.catalogue import ALGORITHMS, AUTO
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import MEAN, USUAL, Aggregation, Rule
 from silomix_core.simulation.one_process import rehearsal
-from silomix_core.study.defaults import NAME, Choice, chosen, loudness
+from silomix_core.study.defaults import chosen, loudness
+from silomix_core.study.specification import Batching
 from silomix_core.study.study import InvalidStudy
+from silomix_core.task.goal import Goal
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT, Feature, Scaling, Task
-from silomix_lab.choices.goal import Goal
 from silomix_lab.demo.run_demo import DemoOptions, prepare
 from silomix_lab.simulate import SimulatedTrial, SimulateOptions, run_trial
 from silomix_protocol.host.failure import Failure
+from support.specifications import changed, specification
 from support.studies import parse, with_value
 from typer.testing import CliRunner
 
-ASKED = Choice(NAME, 40, 0.25, 50.0)
+ASKED = specification(AUTO, most_rounds=40)
 TASK = Task(LossName.LOGISTIC, "y", (Feature("x", -1.0, 1.0, 0.0),), Scaling.UNIT_BALL, bias=0.3)
+SAMPLE = specification(most_rounds=40, target=PrivacyTarget(2.0, 1e-6), batching=Batching(2))
 
 
 NUMBERS = replace(TASK, loss=LossName.SQUARED, label_bounds=(-1.0, 1.0))
 
 
 def test_what_somebody_chose_stays_as_it_is() -> None:
-    own = replace(ASKED, algorithm="multi-stage", rounds=7)
+    own = replace(ASKED, algorithm="multi-stage", most_rounds=7)
     assert chosen(own, NUMBERS, 1.0) == own
 
 
 def test_auto_does_not_depend_on_what_it_replaces() -> None:
-    first, second = chosen(ASKED, TASK, 1.0), chosen(Choice(NAME, 3, 9.0, 1.0), TASK, inf)
+    first, second = (
+        chosen(ASKED, TASK, 1.0),
+        chosen(replace(ASKED, most_rounds=3, clip=9.0, radius=1.0), TASK, inf),
+    )
     assert first == second  # nor, for classes, on the noise
     assert first.algorithm in ALGORITHMS
     assert first.clip == pytest.approx(TASK.lipschitz / 8)
@@ -67,7 +73,7 @@ def test_loudness_is_what_the_noise_of_all_rounds_leaves_of_the_neediest_silo() 
     """2·clip/(nμ√M) is the noise on a coordinate of the mean of all rounds: the mechanism's own."""
     strict, large = PrivacyTarget(0.5, 1e-6), PrivacyTarget(4.0, 1e-6)
     silos = [Participant(900, large), Participant(500, strict), Participant(2000, strict)]
-    made = rehearsal(TASK, algorithm("noisy-mb-sgd"), silos, rounds=30, radius=1.0, clip=0.3)
+    made = rehearsal(TASK, specification(most_rounds=30, radius=1.0, clip=0.3), silos)
     of_the_mean = made.mechanism.sigma() / sqrt(30 * 3)
     assert loudness(silos) == pytest.approx(2 * 0.3 / of_the_mean, rel=0.01)
     assert loudness(silos, 1) == pytest.approx(loudness(silos) / sqrt(3))
@@ -80,22 +86,14 @@ def test_auto_learns_numbers_that_vary_little_or_much(spread: float, most: float
     A smaller radius cannot reach the second, the noise of a larger clip hides the first.
     """
     features = (Feature("x", -4.0, 4.0, 0.0, count=8),)
-    task = Task(LossName.SQUARED, "y", features, Scaling.UNIT_BALL, 0.3, (-1.0, 1.0))
+    task = Task(LossName.SQUARED, "y", features, Scaling.UNIT_BALL, 0.3, label_bounds=(-1.0, 1.0))
     silo = Participant(400, PrivacyTarget(2.0, 1e-5))
     choice, rng = chosen(ASKED, task, loudness([silo] * 3)), np.random.default_rng(1)
     values = rng.normal(size=(4000, 8))
     labels = spread * values[:, :4].sum(axis=1) / 2 + 0.05 * rng.normal(size=4000)
     encoded, targets = task.encode(values), task.encode_labels(labels)
     silos = [Records(encoded[rows], targets[rows]) for rows in np.split(np.arange(1200), 3)]
-    made = rehearsal(
-        task,
-        algorithm(choice.algorithm),
-        [silo] * 3,
-        rounds=choice.rounds,
-        radius=choice.radius,
-        clip=choice.clip,
-        descent=choice.descent or Descent(),
-    )
+    made = rehearsal(task, choice, [silo] * 3)
     model = made.run(silos, rng)
     wrong = task.predict(encoded[1200:] @ model / UNIT) - np.clip(labels[1200:], -1, 1)
     error = np.mean(wrong**2) / labels.var()
@@ -104,30 +102,36 @@ def test_auto_learns_numbers_that_vary_little_or_much(spread: float, most: float
 
 def test_a_study_file_has_numbers_and_never_auto(tmp_path: Path) -> None:
     with pytest.raises(InvalidStudy, match=r"algorithm\.name"):
-        parse(with_value(("algorithm", "name"), NAME))
+        parse(with_value(("algorithm", "name"), AUTO))
     made, data = prepare(
-        DemoOptions(out=tmp_path / "demo", silos=2, mixes=1, algorithm=NAME, data="breast-cancer")
+        DemoOptions(tmp_path / "demo", ASKED, silos=2, mixes=1, data="breast-cancer")
     )
     study, choice = made.study, chosen(ASKED, data.task, inf)
-    assert (study.algorithm, study.rounds) == (choice.algorithm, choice.rounds)
+    assert (study.algorithm, study.rounds) == (choice.algorithm, choice.most_rounds)
     assert (study.clip, study.radius) == (choice.clip, choice.radius)
     assert study.mechanism().clip == choice.clip  # calibrated for it
 
 
 def test_a_demo_writes_and_shows_momentum_and_averaging(tmp_path: Path) -> None:
-    options = DemoOptions(out=tmp_path / "demo", silos=2, mixes=1, data="breast-cancer")
+    options = DemoOptions(tmp_path / "demo", SAMPLE, silos=2, mixes=1, data="breast-cancer")
     usual, _ = prepare(options)
     assert "rounds; momentum 0.8, weighted-tail average" in describe_study(usual.study)
-    own = replace(options, out=tmp_path / "own", descent=Descent(0.5, Averaging.TAIL))
+    own = changed(options, out=tmp_path / "own", descent=Descent(0.5, Averaging.TAIL))
     made, _ = prepare(own)
-    assert made.study.descent == own.descent
+    assert made.study.descent == own.specification.descent
     assert "rounds; momentum 0.5, tail average" in describe_study(made.study)
     with pytest.raises(Failure, match="plain-mb-sgd has none to choose"):
-        prepare(replace(own, algorithm="plain-mb-sgd"))
+        prepare(changed(own, algorithm="plain-mb-sgd"))
 
 
 def test_a_demo_writes_and_shows_how_reports_become_one(tmp_path: Path) -> None:
-    options = DemoOptions(out=tmp_path / "demo", silos=5, mixes=1, data="breast-cancer")
+    options = DemoOptions(
+        tmp_path / "demo",
+        replace(SAMPLE, batching=Batching(4)),
+        silos=5,
+        mixes=1,
+        data="breast-cancer",
+    )
     usual, _ = prepare(options)
     shown = describe_study(usual.study)
     assert usual.study.aggregation == USUAL
@@ -135,60 +139,52 @@ def test_a_demo_writes_and_shows_how_reports_become_one(tmp_path: Path) -> None:
     assert "a hospital unlike the others counts in full while" in " ".join(shown.split())
     assert "no amplification claimed, because reports are not summed" in " ".join(shown.split())
     rule = Aggregation(Rule.TRIMMED_MEAN, 1)
-    made, _ = prepare(replace(options, out=tmp_path / "own", aggregation=rule))
+    made, _ = prepare(changed(options, out=tmp_path / "own", named_aggregation=rule))
     assert made.study.aggregation == rule
     shown = " ".join(describe_study(made.study).split())
     assert "holds off up to 1 silo that sends what it likes, and with them as many hosp" in shown
-    mean, _ = prepare(replace(options, out=tmp_path / "mean", aggregation=MEAN))
+    mean, _ = prepare(changed(options, out=tmp_path / "mean", named_aggregation=MEAN))
     shown = " ".join(describe_study(mean.study).split())
     assert "against outsiders who see only the published models" in shown
     assert "can ruin the model; a hospital unlike the others counts in full" in shown
-    other = replace(options, out=tmp_path / "none", aggregation=USUAL)
+    other = changed(options, out=tmp_path / "none", named_aggregation=USUAL)
     for changes, says in (
         ({"algorithm": "dp-scaffold"}, "--aggregation bounded-mean: control variates need"),
-        ({"minimum_batch": 2}, "needs 3 reports in every round, and a batch may have 2"),
+        ({"batching": Batching(2)}, "needs 3 reports in every round, and a batch may have 2"),
     ):
         with pytest.raises(Failure, match=says):
-            prepare(replace(other, **changes))
+            prepare(changed(other, **changes))
     assert not (tmp_path / "none").exists()
 
 
 def test_a_demo_of_numbers_writes_what_auto_says_of_momentum(tmp_path: Path) -> None:
-    goal = Goal("squared", (0.0, 1.0))
-    options = DemoOptions(out=tmp_path, silos=2, mixes=1, data="breast-cancer", goal=goal)
-    made, _ = prepare(replace(options, algorithm=NAME, epsilon=0.5))
+    goal = Goal(LossName.SQUARED, label_bounds=(0.0, 1.0))
+    quiet = specification(AUTO, target=PrivacyTarget(0.5, 1e-6))
+    options = DemoOptions(tmp_path, quiet, silos=2, mixes=1, data="breast-cancer", goal=goal)
+    made, _ = prepare(options)
     assert made.study.descent == Descent(momentum=0.5)
 
 
 def test_a_simulation_of_auto_is_that_of_its_numbers() -> None:
     options = SimulateOptions(
-        data="breast-cancer",
-        label=None,
-        silos=3,
-        participants=None,
-        algorithms=(NAME,),
+        specification=specification(AUTO, most_rounds=5, clip=1.0, radius=1.0),
+        algorithms=(AUTO,),
         epsilons=(4.0,),
-        delta=1e-5,
-        rounds=5,
-        clip=1.0,
-        radius=1.0,
-        ridge=0.0,
-        goal=Goal(),
+        data="breast-cancer",
+        silos=3,
         seeds=1,
         processes=1,
-        json=None,
-        png=None,
     )
     choice = chosen(ASKED, TASK, inf)
-    spelled = replace(
+    spelled = changed(
         options,
         algorithms=(choice.algorithm,),
-        rounds=choice.rounds,
+        most_rounds=choice.most_rounds,
         clip=choice.clip,
         radius=choice.radius,
     )
     options.check(TASK)
-    one = run_trial(options, SimulatedTrial(NAME, 4.0, 1))
+    one = run_trial(options, SimulatedTrial(AUTO, 4.0, 1))
     other = run_trial(spelled, SimulatedTrial(choice.algorithm, 4.0, 1))
     assert (one.rounds, one.error) == (other.rounds, other.error)
 
@@ -197,14 +193,14 @@ def test_a_plan_says_what_auto_stands_for(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     arguments = ["plan", "--records", "500", "--silos", "5", "--dimension", "10", "--epsilon", "2"]
     result = CliRunner().invoke(
-        app, [*arguments, "--algorithm", NAME, "--no-simulation", "--json", str(path)]
+        app, [*arguments, "--algorithm", AUTO, "--no-simulation", "--json", str(path)]
     )
     assert result.exit_code == 0, (result.output, result.exception)
     choice = chosen(ASKED, TASK, inf)
     text = json.dumps(json.loads(path.read_text()))
     assert choice.algorithm in text
     assert f'"clip": {choice.clip}' in text
-    assert f'"rounds": {choice.rounds}' in text
+    assert f'"rounds": {choice.most_rounds}' in text
 
 
 def test_auto_is_listed() -> None:

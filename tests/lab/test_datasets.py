@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from silomix_core.task.goal import Goal
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT, Feature, Scaling, Task
-from silomix_lab.choices.goal import Goal
 from silomix_lab.datasets.breast_cancer import breast_cancer
 from silomix_lab.datasets.by_name import load
 from silomix_lab.datasets.cohorts import cohorts
@@ -269,7 +269,7 @@ def test_data_sets_are_loaded_by_name(tmp_path: Path) -> None:
     assert load(str(sample(tmp_path / "OWN.CSV")), "y", 2, 0).name == "OWN"
 
 
-CHARGES = Goal("huber", label_bounds=(0.0, 100.0), threshold=10.0)
+CHARGES = Goal(LossName.HUBER, label_bounds=(0.0, 100.0), threshold=10.0)
 
 
 def charges(path: Path, row_9: str = "1,2,3") -> Path:
@@ -298,7 +298,7 @@ def test_a_label_that_is_no_number_is_named(tmp_path: Path, row: str, wanted: st
 
 
 def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
-    goal = Goal("multinomial", classes=3)
+    goal = Goal(LossName.MULTINOMIAL, classes=3)
     with pytest.raises(BadData, match="column 'y': a label must be a whole number from 0 to 2"):
         from_csv(charges(tmp_path / "own.csv"), "y", 3, 0, goal)
 

@@ -3,20 +3,23 @@
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from silomix import FederatedClassifier, FederatedRegressor
-from silomix_lab.choices.goal import Goal
+from silomix_core.accounting.events import PrivacyTarget
+from silomix_core.task.goal import Goal
+from silomix_core.task.losses import LossName
+from silomix_lab.choices.goal import usual_radius
 from silomix_lab.datasets.by_name import load
 from silomix_lab.estimators import NotFitted
 from silomix_lab.simulate import SimulatedTrial, SimulateOptions, run_trial
 from silomix_server.study.results import progress
 from sklearn.base import clone
 from sklearn.metrics import r2_score
+from support.specifications import changed, specification
 from support.studies import parse, study_bytes, study_tree
 
 BOUNDS = [(0.0, 10.0), (-1.0, 1.0)]
@@ -50,27 +53,20 @@ def test_fitting_is_what_simulate_does() -> None:
         random_state=[5, 7],
     ).fit([(silo.values, silo.labels) for silo in data.silos])
     options = SimulateOptions(
-        data="breast-cancer",
-        label=None,
-        silos=3,
-        participants=2,
+        specification=specification(
+            "localized-accelerated", clip=0.25, radius=50.0, ridge=0.01, participants=2
+        ),
         algorithms=("localized-accelerated",),
         epsilons=(4.0,),
-        delta=1e-5,
-        rounds=20,
-        clip=0.25,
-        radius=50.0,
-        ridge=0.01,
-        goal=Goal(),
+        data="breast-cancer",
+        silos=3,
         seeds=1,
         processes=1,
-        json=None,
-        png=None,
     )
     outcome = run_trial(options, SimulatedTrial("localized-accelerated", 4.0, 5))
     assert outcome.error == 1 - model.score(data.holdout.values, data.holdout.labels)
     assert outcome.rounds == model.n_iter_
-    other = replace(options, participants=None)
+    other = changed(options, participants=None)
     assert run_trial(other, SimulatedTrial("localized-accelerated", 4.0, 5)).error != outcome.error
 
 
@@ -320,7 +316,7 @@ def test_a_regression_is_what_simulate_does(tmp_path: Path) -> None:
         rows = zip(values, labels, strict=True)
         lines += [f"{x:.6f},{z:.6f},{y:.6f}" for (x, z), y in rows]
     (tmp_path / "own.csv").write_text("\n".join(lines))
-    goal = Goal("squared", LABELS)
+    goal = Goal(LossName.SQUARED, label_bounds=LABELS)
     data = load(str(tmp_path / "own.csv"), "y", 3, 5, goal)
     model = regressor(
         bounds=[(feature.low, feature.high) for feature in data.task.features],
@@ -331,22 +327,17 @@ def test_a_regression_is_what_simulate_does(tmp_path: Path) -> None:
         holdout=(data.holdout.values, data.holdout.labels),
     )
     options = SimulateOptions(
+        specification=specification(
+            most_rounds=15, clip=0.25, radius=usual_radius(goal), target=PrivacyTarget(8.0, 1e-6)
+        ),
+        algorithms=("noisy-mb-sgd",),
+        epsilons=(8.0,),
         data=str(tmp_path / "own.csv"),
         label="y",
         silos=3,
-        participants=None,
-        algorithms=("noisy-mb-sgd",),
-        epsilons=(8.0,),
-        delta=1e-6,
-        rounds=15,
-        clip=0.25,
-        radius=goal.radius,
-        ridge=0.0,
         goal=goal,
         seeds=1,
         processes=1,
-        json=None,
-        png=None,
     )
     outcome = run_trial(options, SimulatedTrial("noisy-mb-sgd", 8.0, 5))
     assert outcome.error == model.history_[-1]["error"]

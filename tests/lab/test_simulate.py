@@ -13,43 +13,35 @@ from silomix_core.discrete_gaussian import RandomBytes
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.mechanism.minibatches import Mask
 from silomix_core.reports import reporter
+from silomix_core.task.goal import Goal
+from silomix_core.task.losses import LossName
 from silomix_lab.choices.aggregation_rule import aggregation_of
 from silomix_lab.choices.descent import descent_of
-from silomix_lab.choices.goal import Goal
+from silomix_lab.choices.goal import usual_radius
 from silomix_lab.simulate import SimulatedTrial, SimulateOptions, run_trial
+from support.specifications import changed, specification
 from typer.testing import CliRunner
 
 SMALL = SimulateOptions(
-    data="breast-cancer",
-    label=None,
-    silos=3,
-    participants=None,
+    specification=specification(),
     algorithms=("noisy-mb-sgd",),
     epsilons=(4.0,),
-    central=False,
-    delta=1e-5,
-    rounds=20,
-    clip=0.25,
-    radius=50.0,
-    ridge=0.0,
-    goal=Goal(),
-    evaluation=None,
+    data="breast-cancer",
+    silos=3,
     seeds=1,
     processes=1,
-    json=None,
-    png=None,
 )
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_algorithm_learns_something(name: str) -> None:
     """The commoner label is wrong for 37 of 100; the same seed gives the same model."""
-    options = replace(SMALL, rounds=60 if "one-pass" in name else 200)
+    options = changed(SMALL, most_rounds=60 if "one-pass" in name else 200)
     if "check-ins" in name or "shuffled" in name:  # one report, or one record in each
         options = replace(options, silos=20)
     first, again = (run_trial(options, SimulatedTrial(name, 50.0, 3)) for _ in range(2))
     assert first == again
-    assert first.rounds <= options.rounds
+    assert first.rounds <= options.specification.most_rounds
     assert first.pooled_error < 0.1
     assert first.error < 0.3
 
@@ -65,24 +57,24 @@ def test_every_algorithm_learns_something(name: str) -> None:
     ],
 )
 def test_a_loss_with_a_kink_is_learned_too(name: str) -> None:
-    options = replace(SMALL, rounds=200, goal=Goal("hinge"))
+    options = changed(SMALL, most_rounds=200, goal=Goal(LossName.HINGE))
     assert run_trial(options, SimulatedTrial(name, 50.0, 3)).error < 0.3
 
 
 @pytest.mark.parametrize(
     "goal",
     [
-        Goal("squared", (0.0, 1.0)),
-        Goal("huber", (0.0, 1.0), threshold=0.5),
-        Goal("absolute", (0.0, 1.0)),
-        Goal("quantile", (0.0, 1.0), level=0.5),
+        Goal(LossName.SQUARED, label_bounds=(0.0, 1.0)),
+        Goal(LossName.HUBER, label_bounds=(0.0, 1.0), threshold=0.5),
+        Goal(LossName.ABSOLUTE, label_bounds=(0.0, 1.0)),
+        Goal(LossName.QUANTILE, label_bounds=(0.0, 1.0), level=0.5),
     ],
-    ids=lambda goal: goal.loss,
+    ids=lambda goal: goal.loss.value,
 )
 @pytest.mark.parametrize("name", ["noisy-mb-sgd", "moreau-smoothing", "convolution-smoothing"])
 def test_a_number_is_learned(name: str, goal: Goal) -> None:
     """Whether a tumour is malignant, as the number 0 or 1; the mean has an error of 0.63."""
-    options = replace(SMALL, rounds=200, goal=goal, radius=goal.radius)
+    options = changed(SMALL, most_rounds=200, goal=goal, radius=usual_radius(goal))
     outcome = run_trial(options, SimulatedTrial(name, 50.0, 3))
     assert outcome.pooled_error < 0.12
     assert outcome.error < 0.15
@@ -100,8 +92,12 @@ def quadrants(path: Path) -> Path:
 def test_several_classes_are_learned(tmp_path: Path) -> None:
     """Nearly three of four are wrong if all get the same answer."""
     data = str(quadrants(tmp_path / "square.csv"))
-    options = replace(
-        SMALL, data=data, label="quadrant", goal=Goal("multinomial", classes=4), rounds=60
+    options = changed(
+        SMALL,
+        data=data,
+        label="quadrant",
+        goal=Goal(LossName.MULTINOMIAL, classes=4),
+        most_rounds=60,
     )
     outcome = run_trial(options, SimulatedTrial("noisy-mb-sgd", 50.0, 1))
     assert outcome.pooled_error < 0.05
@@ -113,7 +109,13 @@ def test_a_hidden_layer_learns_what_no_line_can_tell_apart(tmp_path: Path) -> No
     path = quadrants(tmp_path / "square.csv")
     text = path.read_text() + "\n"
     path.write_text(text.replace(",3\n", ",0\n").replace(",2\n", ",1\n"))
-    options = replace(SMALL, data=str(path), label="quadrant", goal=Goal(hidden=8), rounds=100)
+    options = changed(
+        SMALL,
+        data=str(path),
+        label="quadrant",
+        goal=Goal(LossName.LOGISTIC, hidden=8),
+        most_rounds=100,
+    )
     outcome = run_trial(options, SimulatedTrial("noisy-mb-sgd", 50.0, 1))
     assert outcome.pooled_error > 0.35
     assert outcome.error < 0.15
@@ -133,7 +135,7 @@ def test_batches_are_drawn_as_asked_and_learned_from(
         return mask
 
     monkeypatch.setattr(reporter, "draw", noted)
-    options = replace(SMALL, minibatch=Minibatch(scheme, 0.5))
+    options = changed(SMALL, minibatch=Minibatch(scheme, 0.5))
     assert run_trial(options, SimulatedTrial("noisy-mb-sgd", 10.0, 3)).error < 0.3
     assert len(sizes) == 60
     assert np.mean(sizes) == pytest.approx(0.5, abs=0.03)  # 7 deviations, with a fixed seed
@@ -141,8 +143,8 @@ def test_batches_are_drawn_as_asked_and_learned_from(
 
 def test_the_silos_own_evaluation_agrees_with_the_hold_out() -> None:
     """142 and 128 records held out, ε = 50: within 5 standard deviations of sampling."""
-    found = run_trial(replace(SMALL, evaluation=0.3), SimulatedTrial("noisy-mb-sgd", 50.0, 3))
-    assert found.rounds == SMALL.rounds + 1
+    found = run_trial(changed(SMALL, held_out=0.3), SimulatedTrial("noisy-mb-sgd", 50.0, 3))
+    assert found.rounds == SMALL.specification.most_rounds + 1
     assert found.evaluation is not None
     assert found.evaluation.standard_error < 0.01
     assert abs(found.evaluation.error - found.error) < 5 * (0.09 / 142 + 0.09 / 128) ** 0.5
@@ -151,17 +153,17 @@ def test_the_silos_own_evaluation_agrees_with_the_hold_out() -> None:
 @pytest.mark.parametrize(
     "goal",
     [
-        Goal(hidden=4),
-        Goal("multinomial", classes=2),
-        Goal("multinomial", classes=2, hidden=4),
-        Goal("squared", (0.0, 1.0)),
+        Goal(LossName.LOGISTIC, hidden=4),
+        Goal(LossName.MULTINOMIAL, classes=2),
+        Goal(LossName.MULTINOMIAL, classes=2, hidden=4),
+        Goal(LossName.SQUARED, label_bounds=(0.0, 1.0)),
     ],
     ids=["hidden", "several", "both", "number"],
 )
 def test_whatever_is_learned_the_silos_can_evaluate(goal: Goal) -> None:
     """142 and 128 records held out: within 5 standard deviations of sampling, at most 0.04 each
     (of a squared error over mean(y²), 0.37: less than 0.07) and the noise."""
-    options = replace(SMALL, evaluation=0.3, goal=goal, radius=goal.radius)
+    options = changed(SMALL, held_out=0.3, goal=goal, radius=usual_radius(goal))
     found = run_trial(options, SimulatedTrial("noisy-mb-sgd", 50.0, 3))
     assert found.evaluation is not None
     assert found.unit == (1.0 if goal.label_bounds is None else pytest.approx(0.37, abs=0.1))
@@ -273,7 +275,7 @@ def test_bad_input_gets_one_line(changes: list[str], says: str) -> None:
 def test_the_rule_reaches_the_study_and_where_it_makes_no_sense_it_is_refused() -> None:
     bounded, mean = aggregation_of("bounded-mean", None), aggregation_of("mean", None)
     usual, same, other = (
-        run_trial(replace(SMALL, aggregation=rule), SimulatedTrial("noisy-mb-sgd", 0.3, 1))
+        run_trial(changed(SMALL, named_aggregation=rule), SimulatedTrial("noisy-mb-sgd", 0.3, 1))
         for rule in (None, bounded, mean)
     )
     assert usual == same != other
@@ -291,12 +293,12 @@ def test_the_rule_reaches_the_study_and_where_it_makes_no_sense_it_is_refused() 
 
 
 def test_momentum_and_averaging_reach_the_algorithm_and_what_has_none_refuses_them() -> None:
-    typed = replace(SMALL, descent=descent_of(0.0, "tail"))
+    typed = changed(SMALL, descent=descent_of(0.0, "tail"))
     usual, other = (
         run_trial(each, SimulatedTrial("noisy-mb-sgd", 4.0, 1)) for each in (SMALL, typed)
     )
     same = run_trial(
-        replace(SMALL, descent=descent_of(0.8, None)), SimulatedTrial("noisy-mb-sgd", 4.0, 1)
+        changed(SMALL, descent=descent_of(0.8, None)), SimulatedTrial("noisy-mb-sgd", 4.0, 1)
     )
     assert usual == same != other
     command = ["simulate", "--data", "breast-cancer", "--seeds", "1", "--momentum"]

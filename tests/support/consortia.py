@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.study.writer import StudyChoices
+from silomix_core.study.specification import Batching, Specification
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 from silomix_lab.consortium.create import Addresses, Consortium, create
@@ -44,18 +44,15 @@ def make_consortium(
         folder,
         task,
         records,
-        StudyChoices(
+        Specification(
             name="test",
             algorithm="noisy-mb-sgd",
-            rounds=rounds,
+            most_rounds=rounds,
             radius=50.0,
             clip=0.25,
             target=PrivacyTarget(epsilon, delta),
-            minimum_batch=minimum_batch,
-            deadline_s=deadline_s,
-            gate=gate,
-            tokens=tokens,
             participants=participants,
+            batching=Batching(minimum_batch, deadline_s, gate, tokens),
         ),
         addresses or loopback(mixes),
         lease_rounds=lease_rounds,

@@ -35,19 +35,26 @@ def consortium_init(
 
     Each folder has all that its machine needs, and a README.txt with the commands to type there.
     """
+    from silomix_core.study.defaults import usual_minimum
+    from silomix_core.study.specification import Batching, Specification
+    from silomix_lab.choices.goal import LOGISTIC, usual_radius
+    from silomix_lab.choices.specification import target_of
     from silomix_lab.consortium.machines import addresses_of, furnish
-    from silomix_lab.demo.run_demo import DemoOptions, prepare
+    from silomix_lab.demo.run_demo import CLIP, DemoOptions, prepare
 
     with failures():
         options = DemoOptions(
+            out=folder,
+            specification=Specification(
+                algorithm="noisy-mb-sgd",
+                most_rounds=rounds,
+                radius=usual_radius(LOGISTIC),
+                clip=CLIP,
+                target=target_of(epsilon, delta),
+                batching=Batching(usual_minimum(silos), gate=gate, tokens=tokens),
+            ),
             silos=silos,
             mixes=mixes,
-            rounds=rounds,
-            epsilon=epsilon,
-            delta=delta,
-            gate=gate,
-            tokens=tokens,
-            out=folder,
         )
         made, _ = prepare(options, addresses_of(host or [], mixes))
         furnish(made, alone=bool(host))

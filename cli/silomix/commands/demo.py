@@ -2,30 +2,22 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from silomix_protocol.host.failure import failures
 
-from silomix.commands.options import (
-    AggregationRule,
-    Averaging,
-    BadSilos,
-    Classes,
-    Gate,
-    Hidden,
-    LabelBounds,
-    Level,
-    Loss,
-    Momentum,
-    Ratio,
-    Sampling,
-    Threshold,
-    Tokens,
-)
+from silomix.commands.options import Gate, Tokens, goal_options, learning_options, with_options
+
+if TYPE_CHECKING:
+    from functools import partial
+
+    from silomix_core.study.specification import Specification
+    from silomix_core.task.goal import Goal
 
 
+@with_options(goal=goal_options, learning=learning_options)
 def demo(
+    *,
     silos: Annotated[int, typer.Option(min=2, max=200, help="Hospitals.")] = 5,
     mixes: Annotated[int, typer.Option(min=1, max=20, help="Mixes in the chain.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, at most as many.")] = 40,
@@ -46,33 +38,12 @@ def demo(
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
     label: Annotated[str | None, typer.Option(help="Label column of a CSV file.")] = None,
-    loss: Loss = "logistic",
-    label_bounds: LabelBounds = None,
-    level: Level = None,
-    threshold: Threshold = None,
-    classes: Classes = None,
-    hidden: Hidden = None,
+    goal: "Goal",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, never of noise.")] = 1,
     participants: Annotated[
         int | None, typer.Option(min=2, help="Silos that a round asks, in turns (else all).")
     ] = None,
-    local_steps: Annotated[
-        int | None,
-        typer.Option(min=1, max=1000, help="Of a silo in a round, where it takes them (else 5)."),
-    ] = None,
-    momentum: Momentum = None,
-    averaging: Averaging = None,
-    aggregation: AggregationRule = None,
-    bad_silos: BadSilos = None,
-    evaluation: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of each silo's records that is held out and, with noise, evaluates the "
-            "final model (else none)."
-        ),
-    ] = None,
-    sampling: Sampling = "full",
-    ratio: Ratio = None,
+    learning: "partial[Specification]",
     minimum_batch: Annotated[
         int | None,
         typer.Option(min=1, help="Fewest reports that a batch may have (else 80 % of the silos)."),
@@ -93,37 +64,33 @@ def demo(
     Everything goes into one folder (--out, an earlier demo there is replaced): each party's keys,
     data and log, the model, summary.json, the metrics of every round and a picture.
     """
-    from silomix_lab.choices.aggregation_rule import aggregation_of
-    from silomix_lab.choices.descent import descent_of
-    from silomix_lab.choices.goal import Goal, bounds
-    from silomix_lab.choices.minibatch import minibatch
-    from silomix_lab.demo.run_demo import DemoOptions, run_demo
+    from silomix_core.study.defaults import usual_minimum
+    from silomix_core.study.specification import Batching
+    from silomix_lab.choices.goal import usual_radius
+    from silomix_lab.choices.specification import target_of
+    from silomix_lab.demo.run_demo import CLIP, DemoOptions, run_demo
 
-    with failures():
-        options = DemoOptions(
-            silos=silos,
-            mixes=mixes,
-            rounds=rounds,
-            epsilon=epsilon,
-            central_epsilon=central_epsilon,
-            delta=delta,
+    minimum = minimum_batch or usual_minimum(participants or silos)
+    options = DemoOptions(
+        out=out,
+        specification=learning(
             algorithm=algorithm,
-            data=data,
-            label=label,
-            goal=Goal(loss, bounds(label_bounds), level, threshold, classes, hidden),
-            seed=seed,
+            most_rounds=rounds,
+            radius=usual_radius(goal),
+            clip=CLIP,
+            target=target_of(epsilon if central_epsilon is None else central_epsilon, delta),
             participants=participants,
-            local_steps=local_steps,
-            descent=descent_of(momentum, averaging),
-            aggregation=aggregation_of(aggregation, bad_silos),
-            evaluation=evaluation,
-            minibatch=minibatch(sampling, ratio),
-            minimum_batch=minimum_batch,
-            gate=gate,
-            tokens=tokens,
-            lease_rounds=lease_rounds,
-            out=out,
-            json=json,
-            plain=plain,
-        )
-        sys.exit(run_demo(options))
+            batching=Batching(minimum, gate=gate, tokens=tokens),
+        ),
+        is_central=central_epsilon is not None,
+        silos=silos,
+        mixes=mixes,
+        data=data,
+        label=label,
+        goal=goal,
+        seed=seed,
+        lease_rounds=lease_rounds,
+        json=json,
+        plain=plain,
+    )
+    sys.exit(run_demo(options))

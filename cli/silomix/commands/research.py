@@ -2,29 +2,33 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from silomix_protocol.host.failure import Failure, failures
 from silomix_protocol.host.terminal import show
 
 from silomix.commands.options import (
-    AggregationRule,
-    Averaging,
-    BadSilos,
-    Classes,
-    Hidden,
-    LabelBounds,
-    Level,
-    Loss,
-    Momentum,
-    Ratio,
-    Sampling,
-    Threshold,
+    aggregation_options,
+    goal_options,
+    learning_options,
+    minibatch_options,
+    on_one_thread,
+    with_options,
 )
 
+if TYPE_CHECKING:
+    from functools import partial
 
+    from silomix_core.mechanism.mechanism import Minibatch
+    from silomix_core.reports.aggregation import Aggregation
+    from silomix_core.study.specification import Specification
+    from silomix_core.task.goal import Goal
+
+
+@with_options(minibatch=minibatch_options)
 def audit(
+    *,
     trials: Annotated[
         int, typer.Option(help="Studies that are attacked: half on D, half on D'.")
     ] = 500,
@@ -45,8 +49,7 @@ def audit(
     local_steps: Annotated[
         int | None, typer.Option(help="Noised steps of a silo in a round, where it walks.")
     ] = None,
-    sampling: Sampling = "full",
-    ratio: Ratio = None,
+    minibatch: "Minibatch",
     rounds: Annotated[int, typer.Option(help="Rounds of each study.")] = 4,
     epsilon: Annotated[
         float, typer.Option(help="ε that the silo claims for each study's whole transcript.")
@@ -93,27 +96,31 @@ def audit(
     The default ε is larger than you would use because few trials see most there; noise is
     calibrated by the same code for every ε.  No real silo's folder, data or ledger is touched.
     """
-    with failures():
-        try:
-            from silomix_lab.audit.run_audit import AuditOptions, run_audit
-            from silomix_lab.choices.minibatch import minibatch
-        except ModuleNotFoundError as missing:
-            raise Failure(f"the audit needs {missing.name}; install silomix[demo]") from missing
+    try:
+        from silomix_core.study.specification import Specification
+        from silomix_lab.audit.canary import CLIP, RADIUS
+        from silomix_lab.audit.run_audit import AuditOptions, run_audit
+        from silomix_lab.choices.specification import target_of
+    except ModuleNotFoundError as missing:
+        raise Failure(f"the audit needs {missing.name}; install silomix[demo]") from missing
 
-        options = AuditOptions(
+    options = AuditOptions(
+        specification=Specification(
             algorithm=algorithm,
-            loss=loss,
+            most_rounds=rounds,
+            radius=RADIUS,
+            clip=CLIP,
+            target=target_of(epsilon, delta),
             local_steps=local_steps,
-            minibatch=minibatch(sampling, ratio),
-            trials=trials,
-            rounds=rounds,
-            epsilon=epsilon,
-            delta=delta,
-            silo_command=silo_command,
-            json=json,
-            png=png,
-        )
-        sys.exit(run_audit(options))
+            minibatch=minibatch,
+        ),
+        loss=loss,
+        trials=trials,
+        silo_command=silo_command,
+        json=json,
+        png=png,
+    )
+    sys.exit(run_audit(options))
 
 
 def algorithms(
@@ -129,8 +136,8 @@ def algorithms(
 
     from rich.console import Console
     from rich.table import Table
-    from silomix_core.algorithms.catalogue import ALGORITHMS
-    from silomix_core.study import defaults
+    from silomix_core.algorithms.catalogue import ALGORITHMS, AUTO
+    from silomix_core.study.defaults import ADVICE, SUMMARY
     from silomix_lab.choices.aggregation_rule import is_mean_only
 
     if json:
@@ -140,7 +147,7 @@ def algorithms(
     table = Table(show_lines=True)
     for column in ("name", "what it does", "theorem", "when to use it"):
         table.add_column(column, no_wrap=column == "name")
-    table.add_row(defaults.NAME, defaults.SUMMARY + ".", "", defaults.ADVICE)
+    table.add_row(AUTO, SUMMARY + ".", "", ADVICE)
     for each in ALGORITHMS.values():
         further = "" if each.needs_smooth else " Losses with kinks too."
         further += " Aggregation: mean only." if is_mean_only(each) else ""
@@ -148,7 +155,10 @@ def algorithms(
     Console().print(table)
 
 
+@on_one_thread
+@with_options(goal=goal_options, learning=learning_options)
 def simulate(
+    *,
     algorithm: Annotated[
         str,
         typer.Option(
@@ -178,29 +188,8 @@ def simulate(
         typer.Option(help="Of the ball that the model is kept in (else 50; 10 for numbers)."),
     ] = None,
     ridge: Annotated[float, typer.Option(help="Of the public term ridge/2·‖w‖².")] = 0.0,
-    local_steps: Annotated[
-        int,
-        typer.Option(min=1, max=1000, help="Of a silo in a round, where it takes them."),
-    ] = 5,
-    momentum: Momentum = None,
-    averaging: Averaging = None,
-    aggregation: AggregationRule = None,
-    bad_silos: BadSilos = None,
-    loss: Loss = "logistic",
-    label_bounds: LabelBounds = None,
-    level: Level = None,
-    threshold: Threshold = None,
-    classes: Classes = None,
-    hidden: Hidden = None,
-    evaluation: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of each silo's records that is held out and, with noise, evaluates the "
-            "final model (else none)."
-        ),
-    ] = None,
-    sampling: Sampling = "full",
-    ratio: Ratio = None,
+    learning: "partial[Specification]",
+    goal: "Goal",
     data: Annotated[
         str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
     ] = "cohorts",
@@ -224,49 +213,43 @@ def simulate(
     The noise comes from a seeded generator, so that a run can be repeated: it protects nobody.
     Use made-up or public data.
     """
-    from os import environ
-
-    environ.setdefault("OMP_NUM_THREADS", "1")
     from rich.console import Console
 
     try:
-        from silomix_lab.choices.aggregation_rule import aggregation_of
-        from silomix_lab.choices.descent import descent_of
-        from silomix_lab.choices.goal import Goal, bounds
-        from silomix_lab.choices.minibatch import minibatch
+        from silomix_lab.choices.goal import usual_radius
+        from silomix_lab.choices.specification import target_of
         from silomix_lab.simulate import SimulateOptions, run_simulation
     except ModuleNotFoundError as missing:
         raise Failure(f"simulating needs {missing.name}; install silomix[demo]") from missing
 
-    with failures():
-        goal = Goal(loss, bounds(label_bounds), level, threshold, classes, hidden)
-        options = SimulateOptions(
-            data=data,
-            label=label,
-            silos=silos,
-            participants=participants,
-            algorithms=tuple(dict.fromkeys(algorithm.split(","))),
-            epsilons=_numbers("--epsilon", epsilon)
-            if central_epsilon is None
-            else _numbers("--central-epsilon", central_epsilon),
-            central=central_epsilon is not None,
-            delta=delta,
-            rounds=rounds,
+    algorithms = tuple(dict.fromkeys(algorithm.split(",")))
+    if central_epsilon is None:
+        epsilons = _numbers("--epsilon", epsilon)
+    else:
+        epsilons = _numbers("--central-epsilon", central_epsilon)
+    options = SimulateOptions(
+        specification=learning(
+            algorithm=algorithms[0],
+            most_rounds=rounds,
+            radius=radius or usual_radius(goal),
             clip=clip,
-            radius=radius or goal.radius,
+            target=target_of(epsilons[0], delta),
             ridge=ridge,
-            local_steps=local_steps,
-            descent=descent_of(momentum, averaging),
-            aggregation=aggregation_of(aggregation, bad_silos),
-            goal=goal,
-            evaluation=evaluation,
-            minibatch=minibatch(sampling, ratio),
-            seeds=seeds,
-            processes=processes,
-            json=json,
-            png=png,
-        )
-        run_simulation(options, Console())
+            participants=participants,
+        ),
+        algorithms=algorithms,
+        epsilons=epsilons,
+        is_central=central_epsilon is not None,
+        data=data,
+        label=label,
+        silos=silos,
+        goal=goal,
+        seeds=seeds,
+        processes=processes,
+        json=json,
+        png=png,
+    )
+    run_simulation(options, Console())
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
@@ -276,6 +259,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
         raise Failure(f"{option} {text!r}: use numbers separated by commas") from bad
 
 
+@on_one_thread
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="The experiment; without it all are listed.")
@@ -303,9 +287,6 @@ def reproduce(
 
         silomix reproduce loc --data mnist --trials 20
     """
-    from os import environ
-
-    environ.setdefault("OMP_NUM_THREADS", "1")
     from rich.console import Console
 
     with failures():
@@ -321,7 +302,10 @@ def reproduce(
         )
 
 
+@on_one_thread
+@with_options(minibatch=minibatch_options, aggregation=aggregation_options)
 def plan_study(
+    *,
     records: Annotated[int, typer.Option(help="Records of each silo (of the smallest one).")],
     silos: Annotated[int, typer.Option(help="Hospitals.")],
     dimension: Annotated[
@@ -346,14 +330,12 @@ def plan_study(
         str,
         typer.Option(help="Algorithm (silomix algorithms lists them); auto sets rounds and clip."),
     ] = "noisy-mb-sgd",
-    sampling: Sampling = "full",
-    ratio: Ratio = None,
+    minibatch: "Minibatch",
     minimum_batch: Annotated[
         int | None,
         typer.Option(help="Fewest reports that a batch may have (else 80 % of the silos)."),
     ] = None,
-    aggregation: AggregationRule = None,
-    bad_silos: BadSilos = None,
+    aggregation: "Aggregation | None",
     radius: Annotated[float, typer.Option(help="Of the ball that the model is kept in.")] = 50.0,
     seeds: Annotated[int, typer.Option(help="Simulated runs to average over.")] = 5,
     no_simulation: Annotated[
@@ -382,32 +364,31 @@ def plan_study(
     an honest mix, against outsiders who see only models, each with its δ and
     whom it trusts, or with the reason why nothing is claimed.
     """
-    from os import environ
-
-    environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy is imported; threads only wait
     from rich.console import Console
-    from silomix_lab.planning.planner import PlanOptions, run_plan
+    from silomix_core.algorithms.catalogue import AUTO
+    from silomix_lab.planning.planner import PlanOptions, plan_request, run_plan
 
-    with failures():
-        options = PlanOptions(
-            records=records,
-            silos=silos,
-            dimension=dimension,
-            epsilon=epsilon,
-            delta=delta,
-            rounds=rounds,
-            clip=clip,
-            algorithm=algorithm,
-            sampling=sampling,
-            ratio=ratio,
-            minimum_batch=minimum_batch,
-            aggregation=aggregation,
-            bad_silos=bad_silos,
-            radius=radius,
-            seeds=seeds,
-            simulation=not no_simulation,
-            json=json,
-            png=png,
-            picture=not no_picture,
-        )
-        run_plan(options, Console())
+    request = plan_request(
+        algorithm=algorithm,
+        records=records,
+        epsilon=epsilon,
+        delta=delta,
+        rounds=rounds,
+        clip=clip,
+        radius=radius,
+        seeds=seeds,
+        silos=silos,
+        dimension=dimension,
+        minibatch=minibatch,
+        minimum_batch=minimum_batch,
+        named_rule=aggregation,
+        simulation=not no_simulation,
+    )
+    options = PlanOptions(
+        request=request,
+        finds_clip=clip is None and algorithm != AUTO,
+        json=json,
+        png=png,
+        picture=not no_picture,
+    )
+    run_plan(options, Console())

@@ -306,7 +306,8 @@ def _batches(mechanism: Mechanism) -> str:
 def _descent(study: Study) -> str:
     if not ALGORITHMS[study.algorithm].takes_descent:
         return ""
-    return f"; momentum {study.descent.momentum:g}, {study.descent.averaging.value} average"
+    descent = study.setting.descent
+    return f"; momentum {descent.momentum:g}, {descent.averaging.value} average"
 
 
 def _asked(study: Study) -> str:

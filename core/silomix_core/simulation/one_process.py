@@ -12,20 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from silomix_core.algorithms.base import (
-    LOCAL_STEPS,
-    USUAL_DESCENT,
-    Aggregate,
-    Algorithm,
-    AlgorithmPlan,
-    Descent,
-    Point,
-    Setting,
-)
+from silomix_core.algorithms.base import Aggregate, Algorithm, AlgorithmPlan, Point, Setting
+from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.discrete_gaussian import RandomBytes, Streams, discrete_gaussian, one_stream
 from silomix_core.evaluation.private import Measure, Result, measure_of, study_steps
 from silomix_core.mechanism.attendance import attend
-from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant
+from silomix_core.mechanism.mechanism import Mechanism, Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.model.models import model_of
 from silomix_core.reports.aggregation import (
@@ -38,8 +30,9 @@ from silomix_core.reports.aggregation import (
 )
 from silomix_core.reports.reception import Reception, ReportTooLong
 from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
-from silomix_core.study.derive import phases_of, plan_of, setting_of
+from silomix_core.study.derive import minibatch_of, phases_of, plan_of, setting_of
 from silomix_core.study.schedule import asked_places
+from silomix_core.study.specification import Specification
 from silomix_core.task.task import Task
 
 
@@ -110,54 +103,26 @@ class Rehearsal:
 
 
 def rehearsal(
-    task: Task,
-    algorithm: Algorithm,
-    participants: Sequence[Participant],
-    *,
-    rounds: int,
-    radius: float,
-    clip: float,
-    ridge: float = 0.0,
-    asked: int | None = None,
-    local_steps: int = LOCAL_STEPS,
-    held_out: float = 0.0,
-    minibatch: Minibatch | None = None,
-    descent: Descent = USUAL_DESCENT,
-    aggregation: Aggregation | None = None,
+    task: Task, specification: Specification, participants: Sequence[Participant]
 ) -> Rehearsal:
-    """A rehearsal calibrated for these silos; a round asks `asked` of them, by default all.
-
-    Without an `aggregation`, it has the default rule of a study that names none.
-    """
-    batch = algorithm.minibatch or minibatch or Minibatch()
-    setting = setting_of(
-        task,
-        participants,
-        rounds=rounds,
-        radius=radius,
-        clip=clip,
-        ridge=ridge,
-        asked=asked,
-        local_steps=local_steps,
-        held_out=held_out,
-        ratio=batch.ratio,
-        descent=descent,
-    )
+    """A rehearsal of the task, calibrated for these silos."""
+    entry = algorithm(specification.algorithm)
+    setting = setting_of(task, specification, participants)
+    batch = minibatch_of(specification)
     mechanism = Mechanism.calibrate(
         participants,
-        clip=clip,
+        clip=specification.clip,
         dimension=task.dimension,
-        phases=phases_of(algorithm, setting, held_out),
+        phases=phases_of(entry, setting, specification.held_out),
         minibatch=batch,
     )
     asks = setting.participants
     given = Circumstances(mechanism.phases, batch, asks, asks, task.dimension)
-    if aggregation is None:
-        equal = len({each.weight for each in participants}) == 1
-        aggregation = usual(given, equal_weights=equal)
+    equal = len({each.weight for each in participants}) == 1
+    aggregation = specification.named_aggregation or usual(given, equal_weights=equal)
     if (reason := unusable(aggregation, given)) is not None:
         raise UnusableRule(reason)
-    return Rehearsal(task, algorithm, tuple(participants), setting, mechanism, aggregation)
+    return Rehearsal(task, entry, tuple(participants), setting, mechanism, aggregation)
 
 
 def run_study(

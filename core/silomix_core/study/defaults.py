@@ -32,17 +32,18 @@ records, 10 coordinates; `silomix reproduce lr`):
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import sqrt
+from dataclasses import replace
+from math import ceil, sqrt
 
+from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.accounting.gaussian import gaussian_mu
 from silomix_core.algorithms import noisy_mb_sgd
 from silomix_core.algorithms.base import Descent
 from silomix_core.algorithms.catalogue import AUTO
 from silomix_core.mechanism.mechanism import Participant
+from silomix_core.study.specification import Specification
 from silomix_core.task.task import Task
 
-NAME = AUTO
 SUMMARY = "Picks algorithm, rounds, clip, radius, momentum; the study file has the numbers"
 ADVICE = "The default when nobody wants to tune: any loss, any ε."
 ROUNDS, RADIUS = 60, 50.0
@@ -51,15 +52,14 @@ _LOUD_ENOUGH_FOR_CLIP, _LOUD_ENOUGH = 40.0, 20.0
 _BELOW = Descent(momentum=0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The parameters of a study that decide how well it learns at a given (ε, δ)."""
+def automatic(target: PrivacyTarget) -> Specification:
+    """A specification that leaves its numbers to `chosen`."""
+    return Specification(algorithm=AUTO, most_rounds=ROUNDS, radius=RADIUS, clip=1.0, target=target)
 
-    algorithm: str
-    rounds: int
-    clip: float
-    radius: float
-    descent: Descent | None = None  # None: the default, or not the study's choice
+
+def usual_minimum(asked: int) -> int:
+    """The fewest reports that a batch may have, unless somebody says otherwise."""
+    return min(asked, max(2, ceil(0.8 * asked)))
 
 
 def loudness(participants: Sequence[Participant], asked: int | None = None) -> float:
@@ -73,19 +73,26 @@ def loudness(participants: Sequence[Participant], asked: int | None = None) -> f
     return least * sqrt(asked or len(participants))
 
 
-def chosen(asked: Choice, task: Task, loud: float) -> Choice:
-    """The choice asked for; for "auto", the numbers that fit the task and its `loudness`."""
-    if asked.algorithm != NAME:
-        return asked
-    name = noisy_mb_sgd.ALGORITHM.name
+def chosen(named: Specification, task: Task, loud: float) -> Specification:
+    """The specification; for "auto" with the numbers that fit the task and its `loudness`."""
+    if named.algorithm != AUTO:
+        return named
     clip = _CLIPPED * replace(task, hidden=None).lipschitz  # a neural net's loss has no bound
+    auto = replace(
+        named,
+        algorithm=noisy_mb_sgd.ALGORITHM.name,
+        most_rounds=ROUNDS,
+        clip=clip,
+        radius=RADIUS,
+        descent=None,
+    )
     if not task.loss.is_regression:
-        return Choice(name, ROUNDS, clip, RADIUS)
+        return auto
     each = loud / task.dimension
     clip *= sqrt(min(1.0, each / _LOUD_ENOUGH_FOR_CLIP))
     radius = 1.5 * sqrt(task.dimension) * sqrt(min(1.0, each / _LOUD_ENOUGH))
     descent = _BELOW if each < _LOUD_ENOUGH else None
-    return Choice(name, ROUNDS, _short(clip), _short(radius), descent)
+    return replace(auto, clip=_short(clip), radius=_short(radius), descent=descent)
 
 
 def _short(number: float) -> float:

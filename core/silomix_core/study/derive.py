@@ -11,32 +11,20 @@ from silomix_core.algorithms.base import (
     USUAL_DESCENT,
     Algorithm,
     AlgorithmPlan,
-    Descent,
     Setting,
 )
-from silomix_core.mechanism.mechanism import Mechanism, Participant, Phase, PhaseKind
+from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, Phase, PhaseKind
+from silomix_core.study.specification import Specification
 from silomix_core.task.task import Task
 
 
 def setting_of(
-    task: Task,
-    participants: Sequence[Participant],
-    *,
-    rounds: int,
-    radius: float,
-    clip: float,
-    ridge: float = 0.0,
-    asked: int | None = None,
-    local_steps: int = LOCAL_STEPS,
-    ratio: float = 1.0,
-    held_out: float = 0.0,
-    descent: Descent = USUAL_DESCENT,
+    task: Task, specification: Specification, participants: Sequence[Participant]
 ) -> Setting:
-    """The setting of a study of these silos; a round asks `asked` of them, by default all.
-
-    `held_out` is the share of their records that is kept from training.
-    """
+    """The setting of a study of these silos, with what its specification leaves open as usual."""
     targets = [each.target for each in participants]
+    held_out = specification.held_out
     training = Phase(1, 1 - held_out)
     records = min(training.records(each.records) for each in participants)
     if records < 1:
@@ -45,37 +33,42 @@ def setting_of(
             f" from when {held_out:.3g} of them are held out"
         )
     return Setting(
-        rounds=rounds,
+        rounds=specification.most_rounds,
         dimension=task.dimension,
         silos=len(participants),
-        participants=asked or len(participants),
+        participants=specification.participants or len(participants),
         records=records,
-        radius=radius,
-        lipschitz=min(clip, task.lipschitz),
+        radius=specification.radius,
+        lipschitz=min(specification.clip, task.lipschitz),
         smoothness=task.smoothness,
         target=PrivacyTarget(
             min(each.epsilon for each in targets), min(each.delta for each in targets)
         ),
-        ridge=ridge,
-        local_steps=local_steps,
-        ratio=ratio,
-        descent=descent,
+        ridge=specification.ridge,
+        local_steps=specification.local_steps or LOCAL_STEPS,
+        ratio=minibatch_of(specification).ratio,
+        descent=specification.descent or USUAL_DESCENT,
         numbers=task.loss.is_regression,
     )
 
 
-def unfit(algorithm: Algorithm, task: Task) -> str | None:
+def minibatch_of(specification: Specification) -> Minibatch:
+    """The minibatch of a round: the algorithm's own, or the one that the specification chooses."""
+    return algorithm(specification.algorithm).minibatch or specification.minibatch
+
+
+def unfit(entry: Algorithm, task: Task) -> str | None:
     """The reason why this algorithm cannot learn this task, or None."""
-    if task.hidden is not None and (algorithm.needs_smooth or algorithm.smooths):
-        return f"{algorithm.name} needs a convex loss, that of a network is not"
-    if algorithm.needs_smooth and not isfinite(task.smoothness):
-        return f"{algorithm.name} needs a loss without kinks, {task.loss.value} has one"
+    if task.hidden is not None and (entry.needs_smooth or entry.smooths):
+        return f"{entry.name} needs a convex loss, that of a network is not"
+    if entry.needs_smooth and not isfinite(task.smoothness):
+        return f"{entry.name} needs a loss without kinks, {task.loss.value} has one"
     return None
 
 
-def phases_of(algorithm: Algorithm, setting: Setting, held_out: float = 0.0) -> tuple[Phase, ...]:
+def phases_of(entry: Algorithm, setting: Setting, held_out: float = 0.0) -> tuple[Phase, ...]:
     """The phases of a study: the algorithm's, then one that evaluates on held-out records."""
-    training = algorithm.phases(setting)
+    training = entry.phases(setting)
     if not held_out:
         return training
     shrunk = (replace(phase, share=phase.share * (1 - held_out)) for phase in training)

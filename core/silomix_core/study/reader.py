@@ -9,15 +9,17 @@ from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from silomix_core.accounting.events import PrivacyTarget, Scheme
-from silomix_core.algorithms.base import LOCAL_STEPS, USUAL_DESCENT, Averaging, Descent
+from silomix_core.algorithms.base import USUAL_DESCENT, Algorithm, Averaging, Descent
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.reports.aggregation import Aggregation, Rule
-from silomix_core.study.study import Batching, InvalidStudy, Mix, Server, Silo, Study, StudyId
+from silomix_core.study.specification import Batching
+from silomix_core.study.study import InvalidStudy, Mix, Server, Silo, Study, StudyId
 from silomix_core.task.feature import Combine, FeatureKind, category, flag
+from silomix_core.task.goal import PARAMETERS
 from silomix_core.task.interaction import Interaction
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
@@ -79,27 +81,20 @@ def _study(top: TomlTable, identity: StudyId) -> Study:
     name = top.short_text("name")
     task = _task(top.table("task"))
     algorithm = top.table("algorithm")
-    algorithm_name = algorithm.choice("name", ALGORITHMS)
-    rounds, radius = algorithm.whole("rounds"), algorithm.number("radius")
+    chosen = ALGORITHMS[algorithm.choice("name", ALGORITHMS)]
+    most_rounds, radius = algorithm.whole("rounds"), algorithm.number("radius")
     ridge = algorithm.number("ridge", 0.0)
-    takes_steps = ALGORITHMS[algorithm_name].takes_local_steps
-    local_steps = algorithm.whole("local_steps", LOCAL_STEPS) if takes_steps else LOCAL_STEPS
-    descent = _descent(algorithm, algorithm_name)
+    has_steps = chosen.takes_local_steps and algorithm.has("local_steps")
+    local_steps = algorithm.whole("local_steps") if has_steps else None
+    descent = _descent(algorithm, chosen)
     silos = tuple(_silo(row) for row in top.tables("silos"))
     participants = algorithm.whole("participants", len(silos))
     algorithm.finish()
     privacy = top.table("privacy")
     clip = privacy.number("clip")
-    target, minibatch = _target(privacy), _minibatch(privacy, algorithm_name)
+    target, minibatch = _target(privacy), _minibatch(privacy, chosen)
     privacy.finish()
-    batch = top.table("batch")
-    batching = Batching(
-        minimum=batch.whole("minimum"),
-        deadline_s=batch.number("deadline_s"),
-        gate=batch.flag("gate", default=True),
-        tokens=batch.flag("tokens", default=True),
-    )
-    batch.finish()
+    batching = _batching(top.table("batch"))
     mixes = tuple(_mix(row) for row in top.tables("mixes"))
     server = _server(top.table("server"))
     held_out = _held_out(top.table("evaluation")) if top.has("evaluation") else 0.0
@@ -109,8 +104,8 @@ def _study(top: TomlTable, identity: StudyId) -> Study:
         identity=identity,
         name=name,
         task=task,
-        algorithm=algorithm_name,
-        most_rounds=rounds,
+        algorithm=chosen.name,
+        most_rounds=most_rounds,
         radius=radius,
         ridge=ridge,
         local_steps=local_steps,
@@ -128,6 +123,17 @@ def _study(top: TomlTable, identity: StudyId) -> Study:
     )
 
 
+def _batching(table: TomlTable) -> Batching:
+    batching = Batching(
+        minimum=table.whole("minimum"),
+        deadline_s=table.number("deadline_s"),
+        gate=table.flag("gate", default=True),
+        tokens=table.flag("tokens", default=True),
+    )
+    table.finish()
+    return batching
+
+
 def _aggregation(table: TomlTable) -> Aggregation:
     rule = Rule(table.choice("rule", [each.value for each in Rule]))
     bad_silos = table.whole("bad_silos", 0)
@@ -135,12 +141,12 @@ def _aggregation(table: TomlTable) -> Aggregation:
     return table.build(lambda: Aggregation(rule, bad_silos))
 
 
-def _descent(table: TomlTable, algorithm: str) -> Descent:
-    if not ALGORITHMS[algorithm].takes_descent:
-        for key in ("momentum", "averaging"):
-            if table.has(key):
-                raise InvalidField(f"algorithm.{key}: {algorithm} has none to choose; leave it out")
-        return USUAL_DESCENT
+def _descent(table: TomlTable, algorithm: Algorithm) -> Descent | None:
+    if not (table.has("momentum") or table.has("averaging")):
+        return None
+    if not algorithm.takes_descent:
+        key = "momentum" if table.has("momentum") else "averaging"
+        raise InvalidField(f"algorithm.{key}: {algorithm.name} has none to choose; leave it out")
     momentum = table.number("momentum", USUAL_DESCENT.momentum)
     known = [each.value for each in Averaging]
     averaging = Averaging(table.choice("averaging", known, USUAL_DESCENT.averaging.value))
@@ -160,11 +166,13 @@ def _target(table: TomlTable) -> PrivacyTarget:
     return table.build(lambda: PrivacyTarget(epsilon, delta))
 
 
-def _minibatch(table: TomlTable, algorithm: str) -> Minibatch:
-    if (own := ALGORITHMS[algorithm].minibatch) is not None:
+def _minibatch(table: TomlTable, algorithm: Algorithm) -> Minibatch:
+    if algorithm.minibatch is not None:
         if table.has("sampling"):
-            raise InvalidField(f"privacy.sampling: {algorithm} draws its own batches; leave it out")
-        return own
+            raise InvalidField(
+                f"privacy.sampling: {algorithm.name} draws its own batches; leave it out"
+            )
+        return algorithm.minibatch
     scheme = Scheme(table.choice("sampling", [entry.value for entry in Scheme], Scheme.FULL.value))
     ratio = 1.0 if scheme is Scheme.FULL else table.number("ratio")
     return table.build(lambda: Minibatch(scheme, ratio))
@@ -176,13 +184,7 @@ def _task(table: TomlTable) -> Task:
     scaling = Scaling(table.choice("scaling", [entry.value for entry in Scaling]))
     bias = table.number("bias")
     features = tuple(_feature(row) for row in table.tables("features"))
-    bounds = None
-    if loss.is_regression:
-        bounds = table.number("label_low"), table.number("label_high")
-    level = table.number("level") if loss is LossName.QUANTILE else None
-    threshold = table.number("threshold") if loss is LossName.HUBER else None
-    classes = table.whole("classes") if loss is LossName.MULTINOMIAL else None
-    hidden = table.whole("hidden") if table.has("hidden") else None
+    goal = _goal_parameters(table, loss)
     person = table.short_text("person") if table.has("person") else None
     time = table.short_text("time") if table.has("time") else None
     combine = _combine(table, "label_combine")
@@ -198,11 +200,7 @@ def _task(table: TomlTable) -> Task:
             features,
             scaling,
             bias,
-            bounds,
-            level,
-            threshold,
-            classes,
-            hidden,
+            **goal,
             person=person,
             time=time,
             label_combine=combine,
@@ -213,6 +211,19 @@ def _task(table: TomlTable) -> Task:
             interactions=tuple(Interaction(*names) for names in interactions),
         )
     )
+
+
+def _goal_parameters(table: TomlTable, loss: LossName) -> dict[str, Any]:
+    """The values that the loss needs, and those that it may have and the table names."""
+    values: dict[str, Any] = {}
+    if loss.is_regression:
+        values["label_bounds"] = table.number("label_low"), table.number("label_high")
+    for each in PARAMETERS:
+        losses = each.metadata["losses"]
+        if loss in losses or (not losses and table.has(each.name)):
+            read = table.whole if each.metadata["kind"] is int else table.number
+            values[each.name] = read(each.name)
+    return values
 
 
 def _feature(table: TomlTable) -> Feature:

@@ -13,21 +13,16 @@ from typing import NewType
 
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget, Scheme
-from silomix_core.algorithms.base import (
-    USUAL_DESCENT,
-    AlgorithmPlan,
-    Descent,
-    LocalSteps,
-    Setting,
-)
+from silomix_core.algorithms.base import AlgorithmPlan, LocalSteps, Setting
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.evaluation.private import not_measurable
-from silomix_core.mechanism.mechanism import MOST_STEPS, Mechanism, Minibatch, Participant, Phase
+from silomix_core.mechanism.mechanism import MOST_STEPS, Mechanism, Participant, Phase
 from silomix_core.model.models import Model, model_of
 from silomix_core.reports.aggregation import Aggregation, Circumstances, unusable, usual
 from silomix_core.reports.reception import Reception
 from silomix_core.study.derive import phases_of, plan_of, setting_of, unfit
 from silomix_core.study.schedule import asked_places
+from silomix_core.study.specification import Specification
 from silomix_core.task.task import Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -74,41 +69,16 @@ class Server:
     sign_key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """When a batch may be released: at least `minimum` reports, at most `deadline_s` of waiting.
+@dataclass(frozen=True, kw_only=True)
+class Study(Specification):
+    """What the hospitals agreed on: a specification, with its identity, task and parties."""
 
-    With a gate nobody can open it before `minimum` silos confirmed that their reports are in it;
-    with tokens the server counts distinct enrolled senders without learning who they are.
-    """
-
-    minimum: int
-    deadline_s: float
-    gate: bool = True
-    tokens: bool = True
-
-
-@dataclass(frozen=True)
-class Study:
     identity: StudyId
-    name: str
     task: Task
-    algorithm: str
-    most_rounds: int
-    radius: float
-    ridge: float
-    local_steps: int  # of algorithms with local steps whose number the study chooses
     participants: int  # how many silos a round asks; `asked` says which
-    clip: float
-    target: PrivacyTarget  # of every silo that has none of its own
-    minibatch: Minibatch
-    batching: Batching
     silos: tuple[Silo, ...]
     mixes: tuple[Mix, ...]
     server: Server
-    held_out: float = 0.0  # share of every silo's records that only evaluates the final model
-    descent: Descent = USUAL_DESCENT  # of algorithms that leave it to the study
-    named_aggregation: Aggregation | None = None  # None: the default rule for such a study
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -133,7 +103,7 @@ class Study:
             )
         if not 1 <= self.most_rounds <= 1_000_000:
             raise ValueError("algorithm.rounds must lie between 1 and 1000000")
-        if not 1 <= self.local_steps <= MOST_STEPS:
+        if self.local_steps is not None and not 1 <= self.local_steps <= MOST_STEPS:
             raise ValueError(f"algorithm.local_steps must lie between 1 and {MOST_STEPS}")
         if not (self.ridge == 0 or _LEAST <= self.ridge <= _MOST):
             raise ValueError("algorithm.ridge must be 0 or lie between 1e-9 and 1e9")
@@ -202,19 +172,7 @@ class Study:
     @cached_property
     def setting(self) -> Setting:
         """The public numbers from which algorithms derive their parameters."""
-        return setting_of(
-            self.task,
-            [self.participant(silo) for silo in self.silos],
-            rounds=self.most_rounds,
-            radius=self.radius,
-            clip=self.clip,
-            ridge=self.ridge,
-            asked=self.participants,
-            local_steps=self.local_steps,
-            ratio=self.minibatch.ratio,
-            held_out=self.held_out,
-            descent=self.descent,
-        )
+        return setting_of(self.task, self, [self.participant(silo) for silo in self.silos])
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:

@@ -3,78 +3,62 @@
 Parties and their keys are added by whoever knows them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import Any
 
-from silomix_core.accounting.events import PrivacyTarget, Scheme
+from silomix_core.accounting.events import Scheme
 from silomix_core.algorithms.base import Descent
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.reports.aggregation import Aggregation
 from silomix_core.study.reader import VERSION
+from silomix_core.study.specification import Specification
 from silomix_core.task.feature import NO_CATEGORY, Feature, FeatureKind
+from silomix_core.task.goal import PARAMETERS
 from silomix_core.task.task import Task
 
 
-@dataclass(frozen=True, slots=True)
-class StudyChoices:
-    """What a study lead decides."""
-
-    name: str
-    algorithm: str
-    rounds: int
-    radius: float
-    clip: float
-    target: PrivacyTarget
-    minimum_batch: int
-    deadline_s: float
-    gate: bool = True
-    tokens: bool = True
-    participants: int | None = None  # silos asked in a round; all unless given
-    ridge: float = 0.0
-    local_steps: int | None = None  # a silo's in a round, where the algorithm has them
-    descent: Descent | None = None  # where the algorithm leaves it to the study
-    aggregation: Aggregation | None = None  # the usual one unless given
-    held_out: float | None = None  # share of the records that evaluates the final model
-    minibatch: Minibatch = field(default_factory=Minibatch)  # where algorithms leave a choice
-
-
-def study_table(task: Task, choices: StudyChoices) -> dict[str, Any]:
+def study_table(task: Task, specification: Specification) -> dict[str, Any]:
     """The tables of a study file, but for server, mixes and silos."""
+    algorithm = {
+        "name": specification.algorithm,
+        "rounds": specification.most_rounds,
+        "radius": specification.radius,
+        "participants": specification.participants,
+        "ridge": specification.ridge or None,
+        "local_steps": specification.local_steps,
+    }
+    privacy = {
+        "clip": specification.clip,
+        "epsilon": specification.target.epsilon,
+        "delta": specification.target.delta,
+    }
+    held_out = specification.held_out
     return {
         "version": VERSION,
-        "name": choices.name,
-        "task": {
-            "loss": task.loss.value,
-            "label": task.label,
-            "scaling": task.scaling.value,
-            "bias": task.bias,
-            **_label_table(task),
-            **_people_table(task),
-            "features": [_feature_table(feature) for feature in task.features],
-        },
-        "algorithm": {
-            "name": choices.algorithm,
-            "rounds": choices.rounds,
-            "radius": choices.radius,
-        }
-        | ({"participants": choices.participants} if choices.participants else {})
-        | ({"ridge": choices.ridge} if choices.ridge else {})
-        | ({"local_steps": choices.local_steps} if choices.local_steps else {})
-        | _descent_table(choices.descent),
-        "privacy": {
-            "clip": choices.clip,
-            "epsilon": choices.target.epsilon,
-            "delta": choices.target.delta,
-        }
-        | _sampling(choices.minibatch),
-        "batch": {
-            "minimum": choices.minimum_batch,
-            "deadline_s": choices.deadline_s,
-            "gate": choices.gate,
-            "tokens": choices.tokens,
-        },
-        **_aggregation_table(choices.aggregation),
-    } | ({"evaluation": {"share": choices.held_out}} if choices.held_out else {})
+        "name": specification.name,
+        "task": _task_table(task),
+        "algorithm": _named(algorithm) | _descent_table(specification.descent),
+        "privacy": privacy | _sampling(specification.minibatch),
+        "batch": asdict(specification.batching),
+        **_aggregation_table(specification.named_aggregation),
+    } | ({"evaluation": {"share": held_out}} if held_out else {})
+
+
+def _named(table: dict[str, Any]) -> dict[str, Any]:
+    """The keys that somebody chose a value for."""
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _task_table(task: Task) -> dict[str, Any]:
+    return {
+        "loss": task.loss.value,
+        "label": task.label,
+        "scaling": task.scaling.value,
+        "bias": task.bias,
+        **_goal_table(task),
+        **_people_table(task),
+        "features": [_feature_table(feature) for feature in task.features],
+    }
 
 
 def _aggregation_table(aggregation: Aggregation | None) -> dict[str, Any]:
@@ -96,16 +80,11 @@ def _sampling(batch: Minibatch) -> dict[str, str | float]:
     return {"sampling": batch.scheme.value, "ratio": batch.ratio}
 
 
-def _label_table(task: Task) -> dict[str, float]:
-    keys: dict[str, float | None] = {
-        "level": task.level,
-        "threshold": task.threshold,
-        "classes": task.classes,
-        "hidden": task.hidden,
-    }
+def _goal_table(task: Task) -> dict[str, float]:
+    keys = {each.name: getattr(task, each.name) for each in PARAMETERS}
     if task.label_bounds is not None:
         keys["label_low"], keys["label_high"] = task.label_bounds
-    return {key: value for key, value in keys.items() if value is not None}
+    return _named(keys)
 
 
 def _feature_table(feature: Feature) -> dict[str, Any]:
@@ -143,4 +122,4 @@ def _people_table(task: Task) -> dict[str, Any]:
         "label_codes": list(task.label_codes) or None,
         "label_concepts": list(task.label_concepts) or None,
     }
-    return {key: value for key, value in optional.items() if value is not None}
+    return _named(optional)

@@ -9,7 +9,7 @@ the same integers whatever other records there are.
 its public bounds and scaled to [−1, 1]; one of several classes stays the integer it is.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from math import inf, sqrt
 
@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 
 from silomix_core.elementary import row_sums
 from silomix_core.task.feature import MOST_COLUMNS as _MOST_COLUMNS
-from silomix_core.task.feature import Combine, FeatureKind, check_bounds, check_places
+from silomix_core.task.feature import Combine, FeatureKind, check_places
 from silomix_core.task.feature import Feature as Feature
+from silomix_core.task.goal import Goal
 from silomix_core.task.interaction import Interaction, Pair, pairs, product_names, products
-from silomix_core.task.losses import WIDEST_KNEE, Loss, LossName, loss
+from silomix_core.task.losses import LossName
 
 FEATURE_BITS = 16
 UNIT = 2**FEATURE_BITS
-_MOST_CLASSES, _MOST_HIDDEN = 1000, 1000
-_LEAST_THRESHOLD = 1e-6  # of Huber's loss, in ranges of the label
 
 Floats = NDArray[np.float64]
 
@@ -39,13 +38,8 @@ class Scaling(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A loss over features and a label; the model has one weight per feature and a bias.
-
-    Labels are 0 and 1, or for regression numbers with public `label_bounds`.  `level` belongs to
-    the quantile loss, `threshold` to Huber's: errors beyond it, in the label's own unit, count
-    in proportion to their size.  The multinomial loss has `classes` 0, 1, 2 … and as many weights
-    for each feature.  With `hidden` units the model is a neural net with one hidden layer.
+class Task(Goal):
+    """A goal over features and a label; the model has one weight per feature and a bias.
 
     Rows that agree in the column `person` are one person and become one record, by each feature's
     rule and `label_combine`; the column `time` orders them.  Without it a row is a person.
@@ -54,16 +48,11 @@ class Task:
     `interactions` are products of two features, each with weights of its own.
     """
 
-    loss: LossName
     label: str
     features: tuple[Feature, ...]
     scaling: Scaling
     bias: float
-    label_bounds: tuple[float, float] | None = None
-    level: float | None = None
-    threshold: float | None = None
-    classes: int | None = None
-    hidden: int | None = None
+    _: KW_ONLY
     person: str | None = None
     time: str | None = None
     label_combine: Combine | None = None
@@ -74,7 +63,7 @@ class Task:
     interactions: tuple[Interaction, ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_label()
+        self.check(self.label)
         self._check_people()
         if not self.features:
             raise ValueError("a task needs at least one feature")
@@ -88,38 +77,6 @@ class Task:
             raise ValueError(f"the label {self.label!r} is also listed as a feature")
         if not 0 < self.bias <= 1:
             raise ValueError("bias must be above 0 and at most 1")
-
-    def _check_label(self) -> None:
-        name = self.loss.value
-        if (self.label_bounds is not None) != self.loss.is_regression:
-            needs = "needs" if self.loss.is_regression else "has no"
-            raise ValueError(f"the {name} loss {needs} bounds of the label (label_low, label_high)")
-        if (self.level is not None) != (self.loss is LossName.QUANTILE):
-            raise ValueError(f"a level belongs to the quantile loss, and to no other: {name}")
-        if (self.threshold is not None) != (self.loss is LossName.HUBER):
-            raise ValueError(f"a threshold belongs to the huber loss, and to no other: {name}")
-        if (self.classes is not None) != (self.loss is LossName.MULTINOMIAL):
-            raise ValueError(f"classes belong to the multinomial loss, and to no other: {name}")
-        if self.classes is not None and not 2 <= self.classes <= _MOST_CLASSES:
-            raise ValueError(f"classes must lie between 2 and {_MOST_CLASSES}")
-        if self.hidden is not None:
-            if self.loss not in (LossName.LOGISTIC, LossName.MULTINOMIAL):
-                raise ValueError(f"hidden units need the logistic or multinomial loss, not {name}")
-            if not 1 <= self.hidden <= _MOST_HIDDEN:
-                raise ValueError(f"hidden must lie between 1 and {_MOST_HIDDEN}")
-        if self.label_bounds is None:
-            return
-        check_bounds(f"label {self.label!r}", *self.label_bounds)
-        low, high = self.label_bounds
-        if self.threshold is not None and not (
-            _LEAST_THRESHOLD <= self.threshold / (high - low) <= 1
-        ):
-            raise ValueError(
-                f"threshold must lie between {_LEAST_THRESHOLD * (high - low):g} and "
-                f"{high - low:g}, the range of the label"
-            )
-        if self.level is not None and not 0 < self.level < 1:
-            raise ValueError("level must be above 0 and below 1")
 
     def _check_people(self) -> None:
         """Refuse rules that combine rows without a person column, or order them without a time."""
@@ -224,15 +181,6 @@ class Task:
     def longest(self) -> float:
         """Bound on the norm of an encoded record, its bias included."""
         return sqrt(1 + self.bias**2)
-
-    @property
-    def loss_function(self) -> Loss:
-        """The loss of a score and an encoded label."""
-        knee = None
-        if self.threshold is not None and self.label_bounds is not None:
-            low, high = self.label_bounds
-            knee = WIDEST_KNEE * self.threshold / (high - low)
-        return loss(self.loss, level=self.level, knee=knee)
 
     @property
     def lipschitz(self) -> float:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
-from silomix_core.mechanism.mechanism import Minibatch
+from silomix_core.accounting.events import ADJACENCY
+from silomix_core.study.specification import Specification
 from silomix_core.study.study import Study
 from silomix_core.task.losses import LossName
 
@@ -41,6 +41,7 @@ from silomix_lab.audit.verdict import (
 )
 from silomix_lab.audit.verdict_picture import draw
 from silomix_lab.choices.minibatch import check_batches
+from silomix_lab.choices.specification import check_local_steps
 from silomix_lab.consortium.create import Consortium
 from silomix_lab.demo.summary import PROTECTS_AGAINST
 
@@ -52,14 +53,9 @@ _MOST_STUDIES = 20  # in one silo's ledger: every charge looks at all of them
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    algorithm: str = "noisy-mb-sgd"
+    specification: Specification  # but for the radius
     loss: str = LossName.LOGISTIC.value
-    local_steps: int | None = None
-    minibatch: Minibatch = field(default_factory=Minibatch)
     trials: int = 500
-    rounds: int = 4
-    epsilon: float = 6.0
-    delta: float = 1e-5
     silo_command: str | None = None
     json: Path | None = None
     png: Path = Path("silomix-audit.png")
@@ -130,7 +126,7 @@ def _check(options: AuditOptions) -> None:
         raise AuditFailed(
             f"--trials: an even number from {_FEWEST} to {_MOST}, half for D, half D′"
         )
-    if not 1 <= options.rounds <= 1000:
+    if not 1 <= options.specification.most_rounds <= 1000:
         raise AuditFailed("--rounds: from 1 to 1000")
     for name, path in (("--json", options.json), ("--png", options.png)):
         if path is not None and not path.resolve().parent.is_dir():
@@ -148,18 +144,11 @@ def _made(options: AuditOptions, folder: Path) -> tuple[Consortium, AuditClaim]:
     """Make the consortium of the study that these options describe; return it with the study's
     claim, or refuse a study that the audit does not cover."""
     try:
-        check_batches(options.algorithm, options.minibatch)
-        made = make(
-            folder,
-            options.algorithm,
-            PrivacyTarget(options.epsilon, options.delta),
-            rounds=options.rounds,
-            local_steps=options.local_steps,
-            minibatch=options.minibatch,
-            loss=LossName(options.loss),
-        )
+        check_batches(options.specification)
+        check_local_steps(options.specification)
+        made = make(folder, options.specification, LossName(options.loss))
         if (reason := not_covered(made.study)) is not None:
-            raise AuditFailed(f"the audit does not cover {options.algorithm}: {reason}")
+            raise AuditFailed(f"the audit does not cover {made.study.algorithm}: {reason}")
         return made, AuditClaim.of(made.study)
     except ValueError as error:
         raise AuditFailed(str(error)) from error
@@ -218,7 +207,7 @@ def _figures(outcome: AuditOutcome) -> dict[str, Any]:
     return {
         "verdict": "violated" if verdict.violated else "consistent",
         "violations": [check.says for check in verdict.checks if not check.passed],
-        "algorithm": options.algorithm,
+        "algorithm": outcome.study.algorithm,
         "loss": outcome.study.task.loss.value,
         "adjacency": ADJACENCY,
         "protects_against": PROTECTS_AGAINST,

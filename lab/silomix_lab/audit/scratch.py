@@ -27,18 +27,15 @@ from silomix_client.data.snapshot import thaw
 from silomix_client.ledger.entries import Approval
 from silomix_client.ledger.ledger import Ledger
 from silomix_client.random_stream import stream_of
-from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.mechanism.minibatches import partition
 from silomix_core.study.reader import parse_study
+from silomix_core.study.specification import Batching, Specification
 from silomix_core.study.study import Study
-from silomix_core.study.writer import StudyChoices
 from silomix_core.task.losses import LossName
 from silomix_server.flower.child_processes import end, spawn
 
 from silomix_lab.audit.canary import (
-    CLIP,
     Neighbours,
     canary_row,
     neighbours,
@@ -138,36 +135,22 @@ def _part(approval: Approval, config: SiloConfig) -> int | None:
 
 def make(
     folder: Path,
-    name: str,
-    target: PrivacyTarget,
-    *,
-    rounds: int,
-    local_steps: int | None = None,
-    minibatch: Minibatch | None = None,
+    specification: Specification,
     loss: LossName = LossName.LOGISTIC,
 ) -> Consortium:
-    """Make the consortium of a study with this algorithm; ValueError if there is no such study."""
-    entry = algorithm(name)
+    """Make the consortium of a study to audit, with the radius that shows most; ValueError if there
+    is no such study."""
+    entry = algorithm(specification.algorithm)
     task = task_for(entry, loss)
-    if local_steps is not None and not entry.takes_local_steps:
-        raise ValueError(f"--local-steps: {name} has none to choose")
-    if local_steps is not None and local_steps < 1:
-        raise ValueError("--local-steps: at least 1")
     fleet, channel, control, *mixes = (f"127.0.0.1:{port}" for port in free_ports(5))
-    choices = StudyChoices(
+    audited = replace(
+        specification,
         name="audit",
-        algorithm=name,
-        rounds=rounds,
         radius=radius_for(entry, task),
-        clip=CLIP,
-        target=target,
-        minimum_batch=1,
-        deadline_s=60.0,
-        local_steps=local_steps,
-        minibatch=minibatch or Minibatch(),
+        batching=Batching(minimum=1, deadline_s=60.0),
     )
     addresses = Addresses(fleet, channel, control, tuple(mixes))
-    return create(folder, task, (records_for(entry, task),), choices, addresses)
+    return create(folder, task, (records_for(entry, task),), audited, addresses)
 
 
 def _add_populations(path: Path, names: Sequence[str]) -> None:

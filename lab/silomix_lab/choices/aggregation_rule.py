@@ -5,6 +5,8 @@ from silomix_core.algorithms.base import Algorithm, Setting
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.reports.aggregation import USUAL, Aggregation, Circumstances, Rule, unusable
+from silomix_core.study.derive import minibatch_of
+from silomix_core.study.specification import Specification
 from silomix_protocol.host.failure import Failure
 
 _KNOWN = [each.value for each in Rule]
@@ -33,24 +35,16 @@ def is_mean_only(algorithm: Algorithm) -> bool:
     return unusable(USUAL, given) is not None
 
 
-def check_aggregation(
-    aggregation: Aggregation | None,
-    algorithm: str,
-    setting: Setting,
-    *,
-    minibatch: Minibatch,
-    fewest: int,
-) -> None:
-    """Raise Failure if a study of this algorithm could not name the rule."""
-    if aggregation is None:
+def check_aggregation(specification: Specification, setting: Setting) -> None:
+    """Raise Failure if a study of this specification could not name its rule."""
+    if specification.named_aggregation is None:
         return
-    entry = ALGORITHMS[algorithm]
     given = Circumstances(
-        entry.phases(setting),
-        entry.minibatch or minibatch,
-        fewest,
+        ALGORITHMS[specification.algorithm].phases(setting),
+        minibatch_of(specification),
+        specification.batching.minimum,
         setting.participants,
         setting.dimension,
     )
-    if (reason := unusable(aggregation, given)) is not None:
+    if (reason := unusable(specification.named_aggregation, given)) is not None:
         raise Failure(f"--aggregation {reason}")

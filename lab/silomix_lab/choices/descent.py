@@ -2,6 +2,7 @@
 
 from silomix_core.algorithms.base import USUAL_DESCENT, Averaging, Descent
 from silomix_core.algorithms.catalogue import ALGORITHMS
+from silomix_core.study.specification import Specification
 from silomix_protocol.host.failure import Failure
 
 _KNOWN = [each.value for each in Averaging]
@@ -22,8 +23,9 @@ def descent_of(momentum: float | None, averaging: str | None) -> Descent | None:
         raise Failure(f"--momentum {momentum}: {bad}") from bad
 
 
-def check_descent(descent: Descent | None, algorithm: str) -> None:
+def check_descent(specification: Specification) -> None:
     """Raise Failure if a descent was chosen where the algorithm, or auto, leaves none to choose."""
-    known = ALGORITHMS.get(algorithm)
-    if descent is not None and not (known and known.takes_descent):
-        raise Failure(f"--momentum and --averaging: {algorithm} has none to choose")
+    known = ALGORITHMS.get(specification.algorithm)
+    if specification.descent is not None and not (known and known.takes_descent):
+        name = specification.algorithm
+        raise Failure(f"--momentum and --averaging: {name} has none to choose")

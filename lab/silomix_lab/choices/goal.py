@@ -1,57 +1,26 @@
-"""What a model is to get right, as the command line says it: the loss and what labels are."""
+"""What a model is to get right, as the command line says it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 
+from silomix_core.task.goal import Goal
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Task
 from silomix_protocol.host.failure import Failure
 
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A loss by its name, and its parameters as `Task` names them."""
-
-    loss: str = "logistic"
-    label_bounds: tuple[float, float] | None = None
-    level: float | None = None
-    threshold: float | None = None
-    classes: int | None = None
-    hidden: int | None = None
-
-    def __post_init__(self) -> None:
-        known = [each.value for each in LossName]
-        if self.loss not in known:
-            raise Failure(f"--loss {self.loss!r}: use one of {', '.join(known)}")
-        if self.loss_name.is_regression and self.label_bounds is None:
-            raise Failure(f"--loss {self.loss} needs --label-bounds LOW,HIGH")
-
-    @property
-    def loss_name(self) -> LossName:
-        return LossName(self.loss)
-
-    @property
-    def radius(self) -> float:
-        """The radius of the model's ball; small for a regression, whose scores end at ±1."""
-        return 10.0 if self.loss_name.is_regression else 50.0
-
-    def of(self, task: Task) -> Task:
-        """The task with the same features and label, and this goal."""
-        try:
-            return replace(
-                task,
-                loss=self.loss_name,
-                label_bounds=self.label_bounds,
-                level=self.level,
-                threshold=self.threshold,
-                classes=self.classes,
-                hidden=self.hidden,
-            )
-        except ValueError as bad:
-            raise Failure(f"--loss {self.loss}: {bad}") from bad
+LOGISTIC = Goal(LossName.LOGISTIC)
 
 
-def bounds(text: str | None) -> tuple[float, float] | None:
-    """Read the label bounds from `LOW,HIGH`; None if nothing was given."""
+def goal_of(loss: str, label_bounds: str | None, **parameters: float | None) -> Goal:
+    """The goal that was typed, its bounds as LOW,HIGH; a task says whether it makes sense."""
+    known = [each.value for each in LossName]
+    if loss not in known:
+        raise Failure(f"--loss {loss!r}: use one of {', '.join(known)}")
+    if LossName(loss).is_regression and label_bounds is None:
+        raise Failure(f"--loss {loss} needs --label-bounds LOW,HIGH")
+    return Goal(LossName(loss), label_bounds=_bounds(label_bounds), **parameters)  # type: ignore[arg-type]
+
+
+def _bounds(text: str | None) -> tuple[float, float] | None:
     if text is None:
         return None
     try:
@@ -59,3 +28,16 @@ def bounds(text: str | None) -> tuple[float, float] | None:
     except ValueError as bad:
         raise Failure(f"--label-bounds {text!r}: use LOW,HIGH, two numbers") from bad
     return low, high
+
+
+def usual_radius(goal: Goal) -> float:
+    """The radius of the model's ball; small for a regression, whose scores end at ±1."""
+    return 10.0 if goal.loss.is_regression else 50.0
+
+
+def aimed(task: Task, goal: Goal) -> Task:
+    """The task with the same features and label, and this goal."""
+    try:
+        return replace(task, **{each.name: getattr(goal, each.name) for each in fields(Goal)})
+    except ValueError as bad:
+        raise Failure(f"--loss {goal.loss.value}: {bad}") from bad

@@ -1,9 +1,9 @@
 """Which of its records a silo uses in a round, as the command line says it."""
 
 from silomix_core.accounting.events import Scheme
-from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.catalogue import AUTO, algorithm
 from silomix_core.mechanism.mechanism import Minibatch
-from silomix_core.study import defaults
+from silomix_core.study.specification import Specification
 from silomix_protocol.host.failure import Failure
 
 FULL = Scheme.FULL.value
@@ -31,11 +31,12 @@ def described(batch: Minibatch) -> str:
     return f"{batch.scheme.value} batches of {100 * batch.ratio:g} %"
 
 
-def check_batches(name: str, batch: Minibatch) -> None:
-    """Raise Failure if batches were chosen and the algorithm of that name leaves no choice."""
-    if batch.scheme is Scheme.FULL:
+def check_batches(specification: Specification) -> None:
+    """Raise Failure if batches were chosen where the algorithm, or auto, leaves none to choose."""
+    name = specification.algorithm
+    if specification.minibatch.scheme is Scheme.FULL:
         return
-    if name == defaults.NAME:
+    if name == AUTO:
         raise Failure("--sampling: auto uses all records in every round; name an algorithm")
     if algorithm(name).minibatch is not None:
         raise Failure(f"--sampling: {name} draws its own batches; leave it out")

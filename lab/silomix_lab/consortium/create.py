@@ -21,8 +21,9 @@ from silomix_client.ledger.entries import worst
 from silomix_core.accounting.budget import Accountant, Budget
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.study.reader import parse_study
+from silomix_core.study.specification import Specification
 from silomix_core.study.study import Study
-from silomix_core.study.writer import StudyChoices, study_table
+from silomix_core.study.writer import study_table
 from silomix_core.task.task import Task
 from silomix_core.toml_table import split_address
 from silomix_protocol.enrolment.enrolment import PartyKeys, accept_membership, join_request
@@ -72,7 +73,7 @@ def create(
     folder: Path,
     task: Task,
     records: tuple[int, ...],
-    choices: StudyChoices,
+    specification: Specification,
     addresses: Addresses,
     *,
     lease_rounds: int = 50,
@@ -81,12 +82,12 @@ def create(
     holdout: bool = False,
 ) -> Consortium:
     """Make the folders of a server, the mixes and one silo for each number of records."""
-    check_choices(task, records, choices, mixes=len(addresses.mixes))
+    check_specification(task, records, specification, mixes=len(addresses.mixes))
     make_folder(folder, mode=0o755)
     mix_names = [f"mix-{index + 1}" for index in range(len(addresses.mixes))]
     silo_names = [f"silo-{index + 1}" for index in range(len(records))]
     dialled = addresses.fleet, addresses.channel
-    study: dict[str, Any] = study_table(task, choices)
+    study: dict[str, Any] = study_table(task, specification)
     with _members(folder, addresses.authority) as members:
         study["server"] = members.join(Member("server", PartyKind.SERVER, dialled))
         study["mixes"] = [
@@ -122,9 +123,11 @@ def create(
     )
 
 
-def check_choices(task: Task, records: Sequence[int], choices: StudyChoices, *, mixes: int) -> None:
-    """Raise what is wrong with a study of these choices, before any key is made or file written."""
-    study: dict[str, Any] = study_table(task, choices)
+def check_specification(
+    task: Task, records: Sequence[int], specification: Specification, *, mixes: int
+) -> None:
+    """Raise what is wrong with such a study, before any key is made or file written."""
+    study: dict[str, Any] = study_table(task, specification)
     study["server"] = _placeholder("server", fleet_address=_NOWHERE, channel_address=_NOWHERE)
     study["mixes"] = [_placeholder(f"mix-{each}", address=_NOWHERE) for each in range(mixes)]
     study["silos"] = [

@@ -7,7 +7,9 @@ file is whatever the person trying the demo brings along.
 from dataclasses import replace
 from pathlib import Path
 
-from silomix_lab.choices.goal import Goal
+from silomix_core.task.goal import Goal
+
+from silomix_lab.choices.goal import LOGISTIC, aimed
 from silomix_lab.datasets.breast_cancer import breast_cancer
 from silomix_lab.datasets.cohorts import cohorts
 from silomix_lab.datasets.csv_table import from_csv
@@ -16,16 +18,15 @@ from silomix_lab.datasets.tables import BadData, DemoData
 CHOICES = "'cohorts', 'breast-cancer' or the path of a .csv file"
 
 
-def load(name: str, label: str | None, silos: int, seed: int, goal: Goal | None = None) -> DemoData:
+def load(name: str, label: str | None, silos: int, seed: int, goal: Goal = LOGISTIC) -> DemoData:
     """The data set of that name; a path that ends in .csv needs the name of its label column.
 
     The goal is logistic regression unless one is given.
     """
-    goal = goal or Goal()
     made = {"cohorts": cohorts, "breast-cancer": breast_cancer}
     if name in made:
         data = made[name](silos, seed)
-        return replace(data, task=goal.of(data.task))
+        return replace(data, task=aimed(data.task, goal))
     if not name.lower().endswith(".csv"):
         raise BadData(f"no data set {name!r}: choose {CHOICES}")
     if not Path(name).is_file():

@@ -6,16 +6,17 @@ from math import inf, isfinite, nan
 from pathlib import Path
 
 import numpy as np
+from silomix_core.task.goal import Goal
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 
-from silomix_lab.choices.goal import Goal
+from silomix_lab.choices.goal import LOGISTIC, aimed
 from silomix_lab.datasets.tables import BIAS, BadData, DemoData, Floats, SiloTable, split
 
 _LARGEST_CELL = 1e100  # so that differences of bounds stay finite
 
 
-def from_csv(path: Path, label: str, silos: int, seed: int, goal: Goal | None = None) -> DemoData:
+def from_csv(path: Path, label: str, silos: int, seed: int, goal: Goal = LOGISTIC) -> DemoData:
     """Read demo data from a CSV file with a header, numeric columns (empty = missing) and a label.
 
     The label has two values, or is a number if the goal is a regression.
@@ -24,13 +25,12 @@ def from_csv(path: Path, label: str, silos: int, seed: int, goal: Goal | None = 
     (1st to 99th percentile of each column).  In a real study that is a leak, which no noise covers;
     there the bounds are agreed before anybody looks at the records.
     """
-    goal = goal or Goal()
     columns, table = _read(path, label, goal)
     parts, holdout = split(table, silos, 0.2, seed, str(path))
     features = tuple(
         _measured_bounds(path, name, table.values[:, column]) for column, name in enumerate(columns)
     )
-    task = goal.of(Task(LossName.LOGISTIC, label, features, Scaling.UNIT_BALL, BIAS))
+    task = aimed(Task(LossName.LOGISTIC, label, features, Scaling.UNIT_BALL, BIAS), goal)
     if not task.are_labels(table.labels).all():
         raise BadData(f"{path}, column {label!r}: a label must be {task.label_rule}")
     return DemoData(
@@ -72,7 +72,7 @@ def _read(path: Path, label: str, goal: Goal) -> tuple[list[str], SiloTable]:
         values.append([_number(c, f"{where} {n!r}") for c, n in zip(cells, names, strict=True)])
     if not values:
         raise BadData(f"{path}: a header but no rows; add one row per record")
-    if goal.loss_name.is_regression or goal.classes is not None:
+    if goal.loss.is_regression or goal.classes is not None:
         labels = _numbers(outcomes, f"{path}, ", f"column {label!r}")
     else:
         labels = _zero_one(outcomes, f"{path}, ", f"column {label!r}")

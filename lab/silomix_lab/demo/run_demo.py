@@ -9,10 +9,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -21,27 +20,21 @@ from silomix_client.approval.approve import approve, review
 from silomix_client.config.silo_config import MAIN
 from silomix_client.config.silo_config import load as load_silo
 from silomix_client.ledger.ledger import Ledger
-from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
-from silomix_core.algorithms import shuffled
-from silomix_core.algorithms.base import Descent
-from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.claims.central_target import local_target
-from silomix_core.evaluation.private import not_measurable
-from silomix_core.mechanism.mechanism import Minibatch, Participant
-from silomix_core.reports.aggregation import Aggregation
-from silomix_core.study import defaults
+from silomix_core.accounting.events import ADJACENCY
+from silomix_core.mechanism.mechanism import Participant
+from silomix_core.study.defaults import chosen, loudness
 from silomix_core.study.derive import setting_of
+from silomix_core.study.specification import Specification
 from silomix_core.study.study import Study
-from silomix_core.study.writer import StudyChoices
+from silomix_core.task.goal import Goal
 from silomix_core.task.task import Task
 from silomix_protocol.host.terminal import shown
 from silomix_server.study.results import progress, saved_evaluation
 
 from silomix_lab.choices.aggregation_rule import check_aggregation
-from silomix_lab.choices.descent import check_descent
-from silomix_lab.choices.goal import Goal
-from silomix_lab.choices.minibatch import check_batches
-from silomix_lab.consortium.create import Addresses, Consortium, check_choices, create
+from silomix_lab.choices.goal import LOGISTIC
+from silomix_lab.choices.specification import behind_the_mixes, check, check_local_steps
+from silomix_lab.consortium.create import Addresses, Consortium, check_specification, create
 from silomix_lab.consortium.processes import ChildFailed, Processes, Role
 from silomix_lab.datasets.by_name import load
 from silomix_lab.datasets.tables import DemoData, SiloTable, write_csv
@@ -58,7 +51,6 @@ from silomix_lab.scoring import error, majority_error, pooled_error
 
 # Chosen once on synthetic data (docs/decisions/0006-demo-defaults.md), never on a user's records.
 CLIP = 0.25
-DEADLINE_S = 10.0
 _REFRESH_S = 0.25
 
 
@@ -69,43 +61,17 @@ class DemoFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     out: Path
+    specification: Specification
     silos: int = 5
     mixes: int = 2
-    rounds: int = 40
-    epsilon: float = 2.0
-    central_epsilon: float | None = None  # instead of the local one
-    delta: float = 1e-6
-    algorithm: str = "noisy-mb-sgd"
+    is_central: bool = False  # the target is towards a server behind an honest mix
     data: str = "cohorts"
     label: str | None = None
-    goal: Goal = field(default_factory=Goal)
+    goal: Goal = LOGISTIC
     seed: int = 1
-    participants: int | None = None
-    local_steps: int | None = None
-    descent: Descent | None = None
-    aggregation: Aggregation | None = None
-    evaluation: float | None = None
-    minibatch: Minibatch = field(default_factory=Minibatch)
-    minimum_batch: int | None = None
-    gate: bool = True
-    tokens: bool = True
     lease_rounds: int = 50
     json: Path | None = None
     plain: bool = False
-
-    @property
-    def minimum(self) -> int:
-        return self.minimum_batch or usual_minimum(self.asked)
-
-    @property
-    def asked(self) -> int:
-        """The number of silos that a round asks."""
-        return self.participants or self.silos
-
-
-def usual_minimum(asked: int) -> int:
-    """The fewest reports that a batch may have, unless somebody says otherwise."""
-    return min(asked, max(2, ceil(0.8 * asked)))
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -130,102 +96,50 @@ def prepare(
     options: DemoOptions, addresses: Addresses | None = None
 ) -> tuple[Consortium, DemoData]:
     """Make folders, keys, certificates, data and study file, for `addresses` or this machine."""
-    choices, data = _inputs(options)
-    return _create(options, choices, data, addresses), data
+    specification, data = _inputs(options)
+    return _create(options, specification, data, addresses), data
 
 
-def _inputs(options: DemoOptions) -> tuple[StudyChoices, DemoData]:
-    """The study's choices and the data, or what is wrong with them before anything is written."""
+def _inputs(options: DemoOptions) -> tuple[Specification, DemoData]:
+    """The study's specification and the data, or what is wrong with them before anything is
+    written."""
+    _check_silos(options.specification, options.silos)
+    data = load(options.data, options.label, options.silos, options.seed, options.goal)
     try:
-        check_descent(options.descent, options.algorithm)
-        if options.algorithm != defaults.NAME:
-            entry = algorithm(options.algorithm)
-            if options.local_steps is not None and not entry.takes_local_steps:
-                raise DemoFailed(f"--local-steps: {entry.name} has none to choose")
-        check_batches(options.algorithm, options.minibatch)
-        target = PrivacyTarget(options.epsilon, options.delta)
+        specification = _specification(options, data)
     except ValueError as bad:
         raise DemoFailed(str(bad)) from bad
-    if options.evaluation is not None and not 0.01 <= options.evaluation <= 0.99:
-        raise DemoFailed(f"--evaluation {options.evaluation}: use a share from 0.01 to 0.99")
-    if options.asked > options.silos:
-        raise DemoFailed(f"--participants {options.asked}: there are only {options.silos} silos")
-    if options.minimum > options.asked:
-        raise DemoFailed(f"--minimum-batch {options.minimum}: there are only {options.asked} silos")
-    data = load(options.data, options.label, options.silos, options.seed, options.goal)
-    if options.evaluation is not None and (reason := not_measurable(data.task)) is not None:
-        raise DemoFailed(f"--{reason}")
-    _check_aggregation(options, target, data)
-    choices = _choices(options, _behind_the_mixes(options, data) or target, data)
-    check_choices(data.task, [len(silo) for silo in data.silos], choices, mixes=options.mixes)
-    return choices, data
+    records = [len(silo) for silo in data.silos]
+    check_specification(data.task, records, specification, mixes=options.mixes)
+    return specification, data
 
 
-def _check_aggregation(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> None:
-    choice, participants = _choice(options, target, data)
-    setting = setting_of(
-        data.task,
-        participants,
-        rounds=choice.rounds,
-        radius=choice.radius,
-        clip=choice.clip,
-        asked=options.participants,
-    )
-    check_aggregation(
-        options.aggregation,
-        choice.algorithm,
-        setting,
-        minibatch=options.minibatch,
-        fewest=options.minimum,
-    )
+def _check_silos(specification: Specification, silos: int) -> None:
+    """Refuse a round that asks more silos than there are, or waits for more than it asks."""
+    asked = specification.participants or silos
+    if asked > silos:
+        raise DemoFailed(f"--participants {asked}: there are only {silos} silos")
+    if (minimum := specification.batching.minimum) > asked:
+        raise DemoFailed(f"--minimum-batch {minimum}: there are only {asked} silos")
 
 
-def _behind_the_mixes(options: DemoOptions, data: DemoData) -> PrivacyTarget | None:
-    """The local target that a central one amounts to, if one was asked for."""
-    if options.central_epsilon is None:
-        return None
-    if options.algorithm != shuffled.ALGORITHM.name or options.evaluation is not None:
-        raise DemoFailed(
-            "--central-epsilon needs reports of one record: shuffled-mb-sgd without --evaluation"
-        )
-    try:
-        return local_target(
-            PrivacyTarget(options.central_epsilon, options.delta),
-            [len(silo.labels) for silo in data.silos],
-            minimum_batch=options.minimum,
-            rounds=options.rounds,
-            clip=CLIP,
-            dimension=data.task.dimension,
-        )
-    except ValueError as bad:
-        raise DemoFailed(f"--central-epsilon {options.central_epsilon:g}: {bad}") from bad
-
-
-def _choices(options: DemoOptions, target: PrivacyTarget, data: DemoData) -> StudyChoices:
-    choice, _ = _choice(options, target, data)
-    return StudyChoices(
-        name=f"{data.name} demo",
-        algorithm=choice.algorithm,
-        rounds=choice.rounds,
-        radius=choice.radius,
-        clip=choice.clip,
-        target=target,
-        minimum_batch=options.minimum,
-        deadline_s=DEADLINE_S,
-        gate=options.gate,
-        tokens=options.tokens,
-        participants=options.participants,
-        local_steps=options.local_steps,
-        descent=choice.descent,
-        aggregation=options.aggregation,
-        held_out=options.evaluation,
-        minibatch=options.minibatch,
-    )
+def _specification(options: DemoOptions, data: DemoData) -> Specification:
+    """The specification that the study file has: with this data's name, and auto's numbers."""
+    named = replace(options.specification, name=f"{data.name} demo")
+    records = [len(silo) for silo in data.silos]
+    check(named, data.task, is_central=options.is_central)
+    check_local_steps(named)
+    if options.is_central:
+        named = behind_the_mixes(named, records, data.task.dimension)
+    participants = [Participant(count, named.target) for count in records]
+    specification = chosen(named, data.task, loudness(participants, named.participants))
+    check_aggregation(specification, setting_of(data.task, specification, participants))
+    return specification
 
 
 def _create(
     options: DemoOptions,
-    choices: StudyChoices,
+    specification: Specification,
     data: DemoData,
     addresses: Addresses | None = None,
 ) -> Consortium:
@@ -233,7 +147,7 @@ def _create(
         options.out,
         data.task,
         data.silos,
-        choices,
+        specification,
         mixes=options.mixes,
         holdout=data.holdout,
         lease_rounds=options.lease_rounds,
@@ -241,23 +155,11 @@ def _create(
     )
 
 
-def _choice(
-    options: DemoOptions, target: PrivacyTarget, data: DemoData
-) -> tuple[defaults.Choice, list[Participant]]:
-    """The algorithm and its numbers that the study names, and the silos that take part."""
-    asked = defaults.Choice(
-        options.algorithm, options.rounds, CLIP, options.goal.radius, options.descent
-    )
-    participants = [Participant(len(silo), target) for silo in data.silos]
-    loud = defaults.loudness(participants, options.participants)
-    return defaults.chosen(asked, data.task, loud), participants
-
-
 def lay_out(
     folder: Path,
     task: Task,
     silos: Sequence[SiloTable],
-    choices: StudyChoices,
+    specification: Specification,
     *,
     mixes: int,
     holdout: SiloTable | None = None,
@@ -279,7 +181,7 @@ def lay_out(
         folder,
         task,
         tuple(len(silo) for silo in silos),
-        choices,
+        specification,
         addresses or _of_this_machine(mixes),
         lease_rounds=lease_rounds,
         holdout=holdout is not None,
@@ -294,9 +196,9 @@ def lay_out(
 def _run(options: DemoOptions, console: Console, started: float) -> Summary:
     if options.json is not None and not options.json.resolve().parent.is_dir():
         raise DemoFailed(f"--json {options.json}: there is no such folder")
-    choices, data = _inputs(options)
+    specification, data = _inputs(options)
     _make_room(options.out)
-    made = _create(options, choices, data)
+    made = _create(options, specification, data)
     (options.out / MARKER).touch()
     with _locked(options.out):
         return _run_consortium(options, made, data, console, started)

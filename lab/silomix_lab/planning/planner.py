@@ -6,17 +6,18 @@ and a picture.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from silomix_core.accounting.events import ADJACENCY
+from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
+from silomix_core.algorithms.catalogue import AUTO
 from silomix_core.claims.central import Against, Figure
 from silomix_core.simulation.planning import (
     InvalidPlan,
@@ -30,10 +31,9 @@ from silomix_core.simulation.planning import (
 from silomix_core.simulation.planning.grid import Estimate, GridCell
 from silomix_core.simulation.planning.request import DEFAULT_ROUNDS, GOOD_CLIPS
 from silomix_core.simulation.planning.simulated_studies import LARGEST_DIMENSION, simulated_task
-from silomix_core.study import defaults
+from silomix_core.study.defaults import automatic, chosen
 
-from silomix_lab.choices.aggregation_rule import aggregation_of
-from silomix_lab.choices.minibatch import described, minibatch
+from silomix_lab.choices.minibatch import described
 
 Number = TypeVar("Number", int, float)
 DEFAULT_PICTURE = Path("silomix-plan.png")
@@ -42,24 +42,10 @@ BASELINE = "logistic regression without privacy on the same synthetic records"
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options as typed; grids are numbers separated by commas."""
+    """What is planned, and the files that it goes to."""
 
-    records: int
-    silos: int
-    dimension: int
-    epsilon: str
-    delta: float | None
-    rounds: str | None
-    clip: float | None
-    algorithm: str
-    sampling: str
-    ratio: float | None
-    minimum_batch: int | None
-    aggregation: str | None
-    bad_silos: int | None
-    radius: float
-    seeds: int
-    simulation: bool
+    request: PlanRequest
+    finds_clip: bool  # the better of the usual ones, instead of the request's
     json: Path | None
     png: Path | None  # None: DEFAULT_PICTURE, if it can be drawn
     picture: bool
@@ -67,11 +53,10 @@ class PlanOptions:
 
 def run_plan(options: PlanOptions, console: Console) -> None:
     """Make the plan, show it, and write the files asked for."""
-    options = _decided(options)
-    request = _request(options)
+    request = options.request
     _check_files(options, request)
     picture = _picture(options, request)
-    made, cells = _with_progress(request, options.clip is None, draws=picture is not None)
+    made, cells = _with_progress(request, options.finds_clip, draws=picture is not None)
     show(made, console)
     if options.json is not None:
         options.json.write_text(json.dumps(to_json(made), indent=2) + "\n", encoding="utf-8")
@@ -86,51 +71,46 @@ def run_plan(options: PlanOptions, console: Console) -> None:
 # What was typed -----------------------------------------------------------------------------------
 
 
-def _decided(options: PlanOptions) -> PlanOptions:
-    """The options, with the numbers that "auto" stands for."""
-    if options.algorithm != defaults.NAME:
-        return options
-    asked = defaults.Choice(options.algorithm, 1, 1.0, options.radius)
-    task = simulated_task(2)  # any dimension has this bound; classes need no loudness
-    choice = defaults.chosen(asked, task, inf)
-    return replace(
-        options,
-        algorithm=choice.algorithm,
-        rounds=str(choice.rounds),
-        clip=choice.clip,
-        radius=choice.radius,
-    )
-
-
-def _request(options: PlanOptions) -> PlanRequest:
-    if options.seeds < 1:
-        raise InvalidPlan(f"--seeds {options.seeds}: use at least 1, or --no-simulation")
-    delta = options.delta
-    if delta is None:
-        delta = 1 / max(options.records, 1) ** 2
-    rounds: tuple[int, ...] = DEFAULT_ROUNDS
-    if options.rounds is not None:
-        rounds = tuple(_grid("--rounds", options.rounds, int, "20,60,100"))
+def plan_request(
+    *,
+    algorithm: str,
+    records: int,
+    epsilon: str,
+    delta: float | None,
+    rounds: str | None,
+    clip: float | None,
+    radius: float,
+    seeds: int,
+    simulation: bool,
+    **others: Any,
+) -> PlanRequest:
+    """The request that was typed: grids are numbers separated by commas, "auto" has its own."""
+    if seeds < 1:
+        raise InvalidPlan(f"--seeds {seeds}: use at least 1, or --no-simulation")
+    if algorithm == AUTO:
+        task = simulated_task(2)  # any dimension has this bound; classes need no loudness
+        auto = chosen(automatic(PrivacyTarget(1.0, 1e-6)), task, inf)
+        algorithm, rounds = auto.algorithm, str(auto.most_rounds)
+        clip, radius = auto.clip, auto.radius
+    numbers = None if rounds is None else _grid("--rounds", rounds, int, "20,60,100")
     return PlanRequest(
-        silos=options.silos,
-        records=options.records,
-        dimension=options.dimension,
-        delta=delta,
-        epsilons=tuple(_grid("--epsilon", options.epsilon, float, "0.5,1,2")),
-        rounds=rounds,
-        clip=GOOD_CLIPS[0] if options.clip is None else options.clip,
-        algorithm=options.algorithm,
-        minibatch=minibatch(options.sampling, options.ratio),
-        minimum_batch=options.minimum_batch,
-        named_rule=aggregation_of(options.aggregation, options.bad_silos),
-        radius=options.radius,
-        seeds=options.seeds if options.simulation else 0,
+        algorithm=algorithm,
+        records=records,
+        delta=1 / max(records, 1) ** 2 if delta is None else delta,
+        epsilons=_grid("--epsilon", epsilon, float, "0.5,1,2"),
+        rounds=numbers or DEFAULT_ROUNDS,
+        clip=GOOD_CLIPS[0] if clip is None else clip,
+        radius=radius,
+        seeds=seeds if simulation else 0,
+        **others,
     )
 
 
-def _grid(option: str, text: str, number: Callable[[str], Number], example: str) -> list[Number]:
+def _grid(
+    option: str, text: str, number: Callable[[str], Number], example: str
+) -> tuple[Number, ...]:
     try:
-        return [number(part) for part in text.split(",")]
+        return tuple(number(part) for part in text.split(","))
     except ValueError:
         kind = "whole numbers" if number is int else "numbers"
         raise InvalidPlan(

@@ -18,13 +18,14 @@ import numpy as np
 from rich.console import Console
 from silomix_core.accounting.bounds.validity import OutsideValidity
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.catalogue import AUTO as AUTOMATIC
 from silomix_core.evaluation.pooled_baseline import logistic_regression
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
-from silomix_core.study import defaults
+from silomix_core.study.defaults import automatic, chosen
+from silomix_core.study.specification import Specification
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT
 
@@ -91,13 +92,13 @@ PRINTED_ONE_PASS = replace(
 PRINTED_LOCALIZED = replace(
     LOCALIZED[0], noise=NoiseFormula.PRINTED, repeated=(17.4, 10.9, 6.1, 3.4, 2.1, 2.0)
 )
-_CHOICE = defaults.chosen(defaults.Choice(defaults.NAME, 1, 1.0, 1.0), digits.task(np.ones(1)), inf)
+_QUIET = chosen(automatic(PrivacyTarget(1.0, 1e-6)), digits.task(np.ones(1)), inf)
 AUTO = GaoMethod(
-    _CHOICE.algorithm,
-    rounds=_CHOICE.rounds,
-    clip=_CHOICE.clip,
-    radius=_CHOICE.radius,
-    label=defaults.NAME,
+    _QUIET.algorithm,
+    rounds=_QUIET.most_rounds,
+    clip=_QUIET.clip,
+    radius=_QUIET.radius,
+    label=AUTOMATIC,
 )
 _SMOOTH = (
     PRINTED_ONE_PASS,
@@ -206,16 +207,17 @@ def run_trial(trial: GaoTrial) -> list[tuple[str, float]]:
 def _study(folder: Path, part: LossPart, method: GaoMethod, epsilon: float) -> Rehearsal:
     data = digits.load(folder)
     task, records = data.task(part.loss), data.records
-    made = rehearsal(
-        task,
-        algorithm(method.algorithm),
-        [Participant(records, PrivacyTarget(epsilon, 1 / records**2))] * digits.SILOS,
-        rounds=method.rounds,
+    specification = Specification(
+        algorithm=method.algorithm,
+        most_rounds=method.rounds,
         radius=method.radius,
         clip=method.clip,
-        asked=part.asked,
-        aggregation=MEAN,  # as in the paper
+        target=PrivacyTarget(epsilon, 1 / records**2),
+        participants=part.asked,
+        named_aggregation=MEAN,  # as in the paper
     )
+    silos = [Participant(records, specification.target)] * digits.SILOS
+    made = rehearsal(task, specification, silos)
     return made if method.noise is NoiseFormula.EXACT else with_printed_noise(made)
 
 

@@ -18,13 +18,14 @@ import numpy as np
 from rich.console import Console
 from silomix_core.accounting.bounds.validity import OutsideValidity
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms.base import USUAL_DESCENT
+from silomix_core.algorithms.catalogue import AUTO as AUTOMATIC
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.evaluation.pooled_baseline import least_squares
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
-from silomix_core.study import defaults
+from silomix_core.study.defaults import automatic, chosen, loudness
+from silomix_core.study.specification import Specification
 from silomix_core.task.task import UNIT
 
 from silomix_lab.parallel import Spread
@@ -48,7 +49,7 @@ AIMS = {0.2: 26.0, 0.5: 15.0, 1.0: 12.0, 2.5: 12.0}  # for auto's error, in perc
 REPEATED_FLOOR = 11.1
 LOCAL_STEPS = 5
 _TICKS = (7, 8, 10, 12, 15, 20, 30, 50, 100, 200, 400)
-_QUIET = defaults.chosen(defaults.Choice(defaults.NAME, 1, 1.0, 1.0), Coding.WIDE.task, inf)
+_QUIET = chosen(automatic(PrivacyTarget(1.0, 1e-6)), Coding.WIDE.task, inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,8 @@ class LowyMethod:
 
     @property
     def name(self) -> str:
-        if self.algorithm == defaults.NAME:
-            return defaults.NAME + (
-                f", {self.coding.value}" if self.coding is not Coding.WIDE else ""
-            )
+        if self.algorithm == AUTOMATIC:
+            return AUTOMATIC + (f", {self.coding.value}" if self.coding is not Coding.WIDE else "")
         steps = f" × {LOCAL_STEPS}" if algorithm(self.algorithm).takes_local_steps else ""
         printed = f", {self.noise.value}" if self.noise is NoiseFormula.PRINTED else ""
         return f"{self.algorithm}, R = {self.rounds}{steps}{printed}"
@@ -94,7 +93,7 @@ PRINTED_LOCAL_SGD = (
     replace(LOCAL_SGD[0], noise=NoiseFormula.PRINTED, repeated=(87, 75, 70, 56, 47, 41, 29)),
     replace(LOCAL_SGD[1], noise=NoiseFormula.PRINTED),
 )
-AUTO = LowyMethod(defaults.NAME, repeated=(26, 15, 12, 12, 11, 11, 11))
+AUTO = LowyMethod(AUTOMATIC, repeated=(26, 15, 12, 12, 11, 11, 11))
 AUTOS = tuple(replace(AUTO, coding=coding) for coding in Coding)
 METHODS = (
     *PRINTED_MB_SGD,
@@ -128,19 +127,26 @@ class LowyTrial:
             return f"floor{model} seed={self.seed}"
         made = choice(self.folder, how, self.epsilon)
         return (
-            f"{made.algorithm}, {how.coding.value}, {how.noise.value} rounds={made.rounds} "
+            f"{made.algorithm}, {how.coding.value}, {how.noise.value} rounds={made.most_rounds} "
             f"clip={made.clip:g} radius={made.radius:g} {made.descent} epsilon={self.epsilon:g} "
             f"seed={self.seed}"
         )
 
 
 @lru_cache(maxsize=128)
-def choice(folder: Path, method: LowyMethod, epsilon: float) -> defaults.Choice:
-    """The algorithm and numbers that the study file would name."""
-    asked = defaults.Choice(method.algorithm, method.rounds, method.clip, method.radius)
-    return defaults.chosen(
-        asked, method.coding.task, defaults.loudness(_participants(folder, epsilon))
+def choice(folder: Path, method: LowyMethod, epsilon: float) -> Specification:
+    """The specification that the study file would have."""
+    participants = _participants(folder, epsilon)
+    named = Specification(
+        algorithm=method.algorithm,
+        most_rounds=method.rounds,
+        clip=method.clip,
+        radius=method.radius,
+        target=participants[0].target,
+        local_steps=LOCAL_STEPS,
+        named_aggregation=MEAN,  # as in the paper
     )
+    return chosen(named, method.coding.task, loudness(participants))
 
 
 def _participants(folder: Path, epsilon: float) -> list[Participant]:
@@ -190,18 +196,8 @@ def run_trial(trial: LowyTrial) -> list[tuple[str, float]]:
 
 @lru_cache(maxsize=128)
 def _study(folder: Path, method: LowyMethod, epsilon: float) -> Rehearsal:
-    chosen = choice(folder, method, epsilon)
-    made = rehearsal(
-        method.coding.task,
-        algorithm(chosen.algorithm),
-        _participants(folder, epsilon),
-        rounds=chosen.rounds,
-        radius=chosen.radius,
-        clip=chosen.clip,
-        local_steps=LOCAL_STEPS,
-        descent=chosen.descent or USUAL_DESCENT,
-        aggregation=MEAN,  # as in the paper
-    )
+    specification = choice(folder, method, epsilon)
+    made = rehearsal(method.coding.task, specification, _participants(folder, epsilon))
     return made if method.noise is NoiseFormula.EXACT else with_printed_noise(made)
 
 
@@ -356,7 +352,7 @@ def _figures(results: LowyResults, floor: Spread) -> dict[str, object]:
             made = choice(results.folder, method, epsilon)
             row: dict[str, object] = {
                 "algorithm": method.name if method in AUTOS else method.algorithm,
-                "rounds": made.rounds,
+                "rounds": made.most_rounds,
                 "clip": made.clip,
                 "radius": made.radius,
                 "noise": method.noise.value,

@@ -14,6 +14,7 @@ from silomix_client.errors import BudgetExhausted, NotApproved, RefusedQuery
 from silomix_client.ledger.verify_ledger import verify
 from silomix_core.accounting.events import PrivacyTarget, Scheme
 from silomix_core.discrete_gaussian import RandomBytes
+from silomix_core.study.specification import Batching
 from silomix_lab.consortium.create import Consortium
 from silomix_lab.demo.run_demo import DemoOptions, prepare
 from support.silos import (
@@ -29,6 +30,7 @@ from support.silos import (
     opened,
     study_file,
 )
+from support.specifications import specification
 
 ONE_PASS = ('name = "noisy-mb-sgd"', 'name = "one-pass-mb-sgd"')
 POISSON = ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5')
@@ -314,9 +316,10 @@ def test_schemes_have_the_names_of_the_study_file() -> None:
 
 def test_a_sample_silo_has_room_for_one_record_reports(tmp_path: Path) -> None:
     """As `consortium init` and the demo make it: a Rényi policy that holds this study."""
-    options = DemoOptions(
-        tmp_path / "c", algorithm="shuffled-mb-sgd", silos=3, mixes=1, rounds=4, epsilon=6.0
+    one_record = specification(
+        "shuffled-mb-sgd", most_rounds=4, target=PrivacyTarget(6.0, 1e-6), batching=Batching(3)
     )
+    options = DemoOptions(tmp_path / "c", one_record, silos=3, mixes=1)
     made, _ = prepare(options)
     config = approved_silo(made)
     ledger = open_ledger(config)

@@ -28,6 +28,7 @@ from silomix_core.task.losses import LossName, loss
 from silomix_core.task.task import UNIT, Feature, Scaling, Task
 from support.privacy_checks import Floats
 from support.silos import no_noise
+from support.specifications import specification
 from support.studies import parse, study_tree
 
 SILOS, RECORDS, DIMENSION = 5, 60, 4
@@ -242,11 +243,8 @@ def test_local_steps_learn_numbers(name: str) -> None:
     silos = [Records(encoded[rows], targets[rows]) for rows in np.split(np.arange(1500), 3)]
     made = rehearsal(
         task,
-        algorithm(name),
+        specification(name, most_rounds=30, radius=4.0, clip=0.13),
         [Participant(500, PrivacyTarget(8.0, 1e-5))] * 3,
-        rounds=30,
-        radius=4.0,
-        clip=0.13,
     )
     wrong = task.predict(encoded[1500:] @ made.run(silos, rng) / UNIT) - labels[1500:]
     assert np.mean(wrong**2) < 0.2 * labels.var()  # 1.4 with steps of 300/K

@@ -36,6 +36,7 @@ from silomix_core.study.study import InvalidStudy
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 from support.privacy_checks import seeded_bytes
+from support.specifications import specification
 from support.studies import parse, study_tree
 
 TARGET = PrivacyTarget(2.0, 1e-5)
@@ -61,7 +62,7 @@ def made_up(count: int, seed: int) -> Records:
 def mechanism(
     silos: list[Participant], held_out: float = 0.25, name: str = "noisy-mb-sgd", **changes: object
 ) -> Mechanism:
-    known = setting_of(TASK, silos, rounds=10, radius=50.0, clip=0.25, held_out=held_out)
+    known = setting_of(TASK, specification(most_rounds=10, held_out=held_out), silos)
     return Mechanism.calibrate(
         silos,
         clip=0.25,
@@ -111,7 +112,7 @@ def test_the_error_is_known_to_its_standard_error() -> None:
     silo = Participant(400, TARGET)
     silos = [silo] * 4
     made = mechanism(silos)
-    known = setting_of(TASK, silos, rounds=10, radius=50.0, clip=0.25, held_out=0.25)
+    known = setting_of(TASK, specification(most_rounds=10, held_out=0.25), silos)
     found = []
     for trial in range(40):
         data = [made_up(400, 10 * trial + place) for place in range(4)]
@@ -244,7 +245,7 @@ def test_standard_errors_are_those_of_the_noise(task: Task) -> None:
 def test_a_held_out_record_moves_a_report_no_farther_than_is_charged(task: Task) -> None:
     """Noise off, every record replaced by one with another label: within the sensitivity."""
     silo, (_, _, records) = Participant(80, TARGET), labelled(task, 80, 11)
-    known = setting_of(task, [silo], rounds=3, radius=5.0, clip=0.25, held_out=0.25)
+    known = setting_of(task, specification(most_rounds=3, radius=5.0, held_out=0.25), [silo])
     made = Mechanism.calibrate(
         [silo],
         clip=0.25,
@@ -315,7 +316,7 @@ def test_an_evaluation_is_charged_as_its_own_phase_and_never_drawn_from() -> Non
 def test_what_is_held_out_is_missing_from_what_the_algorithm_knows() -> None:
     silos = [Participant(400, TARGET)] * 3
     for name, entry in ALGORITHMS.items():
-        known = setting_of(TASK, silos, rounds=40, radius=50.0, clip=0.25, held_out=0.25)
+        known = setting_of(TASK, specification(most_rounds=40, held_out=0.25), silos)
         assert known.records == 300
         made = Mechanism.calibrate(
             silos, clip=0.25, dimension=5, phases=phases_of(entry, known, 0.25)
@@ -333,7 +334,7 @@ def test_what_is_held_out_is_missing_from_what_the_algorithm_knows() -> None:
 def test_the_last_query_is_about_the_model_that_is_returned() -> None:
     silos = [Participant(400, TARGET)] * 3
     made = mechanism(silos)
-    known = setting_of(TASK, silos, rounds=10, radius=50.0, clip=0.25, held_out=0.25)
+    known = setting_of(TASK, specification(most_rounds=10, held_out=0.25), silos)
     steps = study_steps(algorithm("noisy-mb-sgd"), plan_of(known, made), made, measure_of(TASK))
     queries: list[Query] = [next(steps)]
     queries += [steps.send(Aggregate(np.ones(5), 3)) for _ in range(10)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from silomix_core.accounting.events import PrivacyTarget, Scheme
-from silomix_core.algorithms.catalogue import ALGORITHMS, algorithm
+from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.discrete_gaussian import SIGMA_UNITS, Streams
 from silomix_core.evaluation.private import measure_of
 from silomix_core.mechanism.attendance import attend
@@ -21,6 +21,7 @@ from silomix_core.study.derive import plan_of
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 from support.privacy_checks import Floats
+from support.specifications import specification
 
 TARGET = PrivacyTarget(2.0, 1e-6)
 SILOS = [Participant(2000, TARGET)] * 10
@@ -155,8 +156,8 @@ class Watched:
 def test_no_honest_report_of_any_algorithm_is_too_long(name: str) -> None:
     """False alarm: 10⁻⁹ each.  The silos' records are as one-sided as records can be."""
     participants = [Participant(60, TARGET, weight) for weight in (0.5, 1.0, 1.5, 1.0)]
-    smooth = {"radius": 50.0, "clip": 0.1}
-    made = rehearsal(TASK, algorithm(name), participants, rounds=12, held_out=0.2, **smooth)
+    named = specification(name, most_rounds=12, held_out=0.2, clip=0.1)
+    made = rehearsal(TASK, named, participants)
     reception = Reception(made.mechanism, participants, made.aggregation)
     bounds = longest_reports(made.mechanism, participants)
     rng, plan = np.random.default_rng(5), plan_of(made.setting, made.mechanism)

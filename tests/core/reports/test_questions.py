@@ -6,12 +6,13 @@ from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.discrete_gaussian import Streams, discrete_gaussian
 from silomix_core.evaluation.private import measure_of
-from silomix_core.mechanism.mechanism import Minibatch, Participant, Scheme
+from silomix_core.mechanism.mechanism import Participant
 from silomix_core.reports.reporter import Integers, RoundQuery
 from silomix_core.simulation.one_process import Rehearsal, evaluated_study, rehearsal
 from silomix_core.study.derive import plan_of
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
+from support.specifications import specification
 
 SILOS = 5
 FEATURES = tuple(Feature(f"x{index}", -1.0, 1.0, 0.0) for index in range(3))
@@ -40,18 +41,12 @@ class Noting:
 
 
 def rehearsed(name: str, asked: int, rounds: int) -> Rehearsal:
-    algorithm = ALGORITHMS[name]
     task = Task(LossName.LOGISTIC, "y", FEATURES, Scaling.UNIT_BALL, 0.5)
     participants = [Participant(400, PrivacyTarget(4.0, 1e-5))] * SILOS
     return rehearsal(
         task,
-        algorithm,
+        specification(name, most_rounds=rounds, radius=2.0, clip=0.5, participants=asked),
         participants,
-        rounds=rounds,
-        radius=2.0,
-        clip=0.5,
-        asked=asked,
-        minibatch=Minibatch(Scheme.FULL),
     )
 
 

@@ -1,6 +1,7 @@
 """What `writer` writes is what `reader` reads, for every value that a study lead may decide."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from hashlib import sha256
 from typing import Any
 
 import tomli_w
@@ -12,13 +13,14 @@ from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.reports.aggregation import Aggregation, Rule
 from silomix_core.study.reader import parse_study
+from silomix_core.study.specification import Batching, Specification
 from silomix_core.study.study import InvalidStudy, Study
-from silomix_core.study.writer import StudyChoices, study_table
+from silomix_core.study.writer import study_table
 from silomix_core.task.feature import COMBINES, Feature, FeatureKind, category, flag
 from silomix_core.task.interaction import Interaction
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Scaling, Task
-from support.studies import study_tree
+from support.studies import parse, study_tree
 
 SILOS = 5
 CODES = st.lists(
@@ -75,7 +77,7 @@ def tasks(draw: Any) -> Task:
         features,
         draw(st.sampled_from(Scaling)),
         draw(st.floats(0.01, 1.0)),
-        label_bounds,
+        label_bounds=label_bounds,
         level=0.25 if loss is LossName.QUANTILE else None,
         threshold=(label_bounds[1] - label_bounds[0]) / 4
         if loss is LossName.HUBER and label_bounds
@@ -95,29 +97,31 @@ def tasks(draw: Any) -> Task:
 
 
 @st.composite
-def choices(draw: Any) -> StudyChoices:
-    """The choices of a study whose algorithm leaves open as much as any does."""
+def specifications(draw: Any) -> Specification:
+    """The specification of a study whose algorithm leaves open as much as any does."""
     algorithm = draw(st.sampled_from(["noisy-mb-sgd", "local-sgd", "plain-mb-sgd"]))
     entry = ALGORITHMS[algorithm]
     scheme = draw(st.sampled_from(Scheme))
     full = scheme is Scheme.FULL
     descent = Descent(draw(st.floats(0.0, 0.9)), draw(st.sampled_from(Averaging)))
-    return StudyChoices(
+    return Specification(
         name=draw(st.sampled_from(["small", "réadmission 30 d"])),
         algorithm=algorithm,
-        rounds=draw(st.integers(2, 50)),
+        most_rounds=draw(st.integers(2, 50)),
         radius=draw(st.floats(0.5, 100.0)),
         clip=draw(st.floats(0.05, 4.0)),
         target=PrivacyTarget(draw(st.floats(0.5, 4.0)), draw(st.sampled_from([1e-5, 1e-7]))),
-        minimum_batch=draw(st.integers(3, SILOS)),
-        deadline_s=draw(st.floats(1.0, 60.0)),
-        gate=draw(st.booleans()),
-        tokens=draw(st.booleans()),
+        batching=Batching(
+            minimum=draw(st.integers(3, SILOS)),
+            deadline_s=draw(st.floats(1.0, 60.0)),
+            gate=draw(st.booleans()),
+            tokens=draw(st.booleans()),
+        ),
         participants=draw(st.sampled_from([None, SILOS])),
         ridge=draw(st.sampled_from([0.0, 0.125])),
         local_steps=draw(st.integers(1, 9)) if entry.takes_local_steps else None,
         descent=draw(st.sampled_from([None, descent])) if entry.takes_descent else None,
-        aggregation=draw(
+        named_aggregation=draw(
             st.sampled_from(
                 [
                     None,
@@ -127,28 +131,9 @@ def choices(draw: Any) -> StudyChoices:
                 ]
             )
         ),
-        held_out=draw(st.sampled_from([None, 0.25])),
+        held_out=draw(st.sampled_from([0.0, 0.25])),
         minibatch=Minibatch() if full else Minibatch(scheme, draw(st.floats(0.2, 0.9))),
     )
-
-
-def stands_for(chosen: StudyChoices) -> dict[str, Any]:
-    """What a study says where these choices name nothing."""
-    return {
-        "name": chosen.name,
-        "algorithm": chosen.algorithm,
-        "most_rounds": chosen.rounds,
-        "radius": chosen.radius,
-        "clip": chosen.clip,
-        "target": chosen.target,
-        "participants": chosen.participants or SILOS,
-        "ridge": chosen.ridge,
-        "local_steps": chosen.local_steps or LOCAL_STEPS,
-        "descent": chosen.descent or USUAL_DESCENT,
-        "named_aggregation": chosen.aggregation,
-        "held_out": chosen.held_out or 0.0,
-        "minibatch": chosen.minibatch,
-    }
 
 
 def read(content: bytes) -> Study | None:
@@ -162,22 +147,38 @@ def read(content: bytes) -> Study | None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(tasks(), choices())
-def test_what_is_written_is_read(task: Task, chosen: StudyChoices) -> None:
+@given(tasks(), specifications())
+def test_what_is_written_is_read(task: Task, written: Specification) -> None:
+    """Every field, by its name: a parameter that the writer or the reader forgets fails here."""
     parties = {key: study_tree(SILOS)[key] for key in ("server", "mixes", "silos")}
-    content = tomli_w.dumps(study_table(task, chosen) | parties).encode("utf-8")
+    content = tomli_w.dumps(study_table(task, written) | parties).encode("utf-8")
     study = read(content)
     assume(study is not None)
     assert study is not None
     assert study.task == task
-    assert {name: getattr(study, name) for name in stands_for(chosen)} == stands_for(chosen)
-    batching = study.batching
-    assert (batching.minimum, batching.deadline_s) == (chosen.minimum_batch, chosen.deadline_s)
-    assert (batching.gate, batching.tokens) == (chosen.gate, chosen.tokens)
+    named = replace(written, participants=written.participants or SILOS)
+    for each in fields(Specification):
+        assert getattr(study, each.name) == getattr(named, each.name), each.name
+    again = tomli_w.dumps(study_table(study.task, study) | parties).encode("utf-8")
+    assert parse_study(again) == replace(study, identity=sha256(again).digest())
 
 
-def test_every_field_of_a_study_is_written_by_somebody() -> None:
-    """A parameter that is added to a study and forgotten in its writer fails here."""
-    chosen = StudyChoices("x", "noisy-mb-sgd", 5, 1.0, 1.0, PrivacyTarget(1.0, 1e-5), 3, 5.0)
-    by_others = {"identity", "task", "batching", "silos", "mixes", "server"}
-    assert {each.name for each in fields(Study)} == by_others | set(stands_for(chosen))
+def test_what_a_specification_leaves_open_is_as_usual() -> None:
+    study = parse(study_tree())
+    assert (study.local_steps, study.descent, study.named_aggregation) == (None, None, None)
+    assert (study.setting.local_steps, study.setting.descent) == (LOCAL_STEPS, USUAL_DESCENT)
+    assert study.participants == len(study.silos)
+
+
+def test_every_field_is_drawn() -> None:
+    """A parameter of a study that the property above never varies would not be held by it."""
+    drawn: dict[str, set[object]] = {each.name: set() for each in fields(Specification)}
+
+    @settings(max_examples=100, derandomize=True, database=None)
+    @given(specifications())
+    def collect(one: Specification) -> None:
+        for name, values in drawn.items():
+            values.add(getattr(one, name))
+
+    collect()
+    assert {name for name, values in drawn.items() if len(values) < 2} == set()

@@ -16,6 +16,7 @@ from silomix_core.reports.reporter import Integers, RoundQuery
 from silomix_core.simulation.one_process import run_study
 from silomix_core.study.derive import phases_of, plan_of, setting_of
 from silomix_core.study.schedule import asked_places
+from support.specifications import specification
 from support.studies import parse, study_tree
 
 STUDY, OTHER = b"s" * 32, b"o" * 32
@@ -109,7 +110,8 @@ def test_a_simulation_asks_by_the_schedule_of_a_study() -> None:
 
     task, entry = parse(study_tree()).task, algorithm("noisy-mb-sgd")
     participants = [Participant(50, PrivacyTarget(2.0, 1e-6))] * 5
-    setting = setting_of(task, participants, rounds=12, radius=5.0, clip=0.5, asked=3)
+    named = specification(most_rounds=12, radius=5.0, clip=0.5, participants=3)
+    setting = setting_of(task, named, participants)
     phases, dimension = phases_of(entry, setting), task.dimension
     mechanism = Mechanism.calibrate(participants, clip=0.5, dimension=dimension, phases=phases)
     silos, rng = [Noted() for _ in participants], np.random.default_rng(3)

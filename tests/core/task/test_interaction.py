@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from silomix_core.accounting.events import PrivacyTarget
-from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.simulation.one_process import rehearsal
@@ -28,6 +27,7 @@ from support.privacy_checks import (
     check_record_is_bounded,
     full_batch,
 )
+from support.specifications import specification
 from support.studies import Tree, parse, study_bytes, study_tree
 
 ANYTHING = st.floats() | st.sampled_from(HOSTILE_VALUES)
@@ -148,11 +148,8 @@ def test_what_only_a_product_explains_is_learned_with_it_alone() -> None:
         silos = [Records(features[i::3], signs[i::3]) for i in range(3)]
         study = rehearsal(
             made,
-            algorithm("noisy-mb-sgd"),
+            specification(most_rounds=30),
             [Participant(300, PrivacyTarget(5.0, 1e-5))] * 3,
-            rounds=30,
-            radius=50.0,
-            clip=0.25,
         )
         scores = features @ study.run(silos, np.random.default_rng(4))
         right.append(np.mean((scores > 0) == (labels > 0)))

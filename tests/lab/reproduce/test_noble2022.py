@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 from silomix_core.accounting.composition import epsilon_of
 from silomix_core.accounting.events import PrivacyEvent, Scheme
-from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.simulation.one_process import rehearsal
 from silomix_core.task.task import UNIT
@@ -38,6 +37,7 @@ from silomix_lab.reproduce.noble2022.sizes_and_methods import (
 )
 from silomix_lab.reproduce.noble2022.trial import study
 from silomix_lab.reproduce.synthetic import Population
+from support.specifications import specification
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 # twelve noised gradients whatever K is: one calibration for all
@@ -139,12 +139,14 @@ def test_an_algorithm_is_told_of_the_batches_of_a_rehearsal() -> None:
     made_study = study(TINY, 0.0, NobleMethod(FED_AVG, 2), 5.0)
     made = rehearsal(
         made_study.task,
-        algorithm("dp-fedsgd"),
+        specification(
+            "dp-fedsgd",
+            most_rounds=2,
+            radius=5.0,
+            clip=1.0,
+            minibatch=Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.2),
+        ),
         made_study.participants,
-        rounds=2,
-        radius=5.0,
-        clip=1.0,
-        minibatch=Minibatch(Scheme.WITHOUT_REPLACEMENT, 0.2),
     )
     assert made.mechanism.phases[0].steps == 5
     assert made.setting.ratio == 0.2

@@ -1,7 +1,7 @@
 """A request for a plan: the shape of a study and the grids to choose from, all of it public."""
 
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import isfinite
 
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.base import Setting
@@ -13,7 +13,9 @@ from silomix_core.simulation.planning.simulated_studies import (
     Shape,
     simulated_task,
 )
+from silomix_core.study.defaults import usual_minimum
 from silomix_core.study.derive import setting_of
+from silomix_core.study.specification import Specification
 
 DEFAULT_ROUNDS = (10, 20, 40, 60, 100, 200)
 # The clips that did best without tuning: unit-norm features 0.5, features in the unit ball 0.25
@@ -74,7 +76,7 @@ class PlanRequest:
     @property
     def fewest_reports(self) -> int:
         if self.minimum_batch is None:
-            return ceil(0.8 * self.silos)
+            return usual_minimum(self.silos)
         return self.minimum_batch
 
     @property
@@ -91,13 +93,19 @@ class PlanRequest:
 
     def setting(self, epsilon: float, rounds: int) -> Setting:
         """The setting that an algorithm is given in the study of one cell."""
+        silos = [self.participant(epsilon)] * self.silos
         return setting_of(
-            simulated_task(self.dimension),
-            [self.participant(epsilon)] * self.silos,
-            rounds=rounds,
+            simulated_task(self.dimension), self._specification(epsilon, rounds), silos
+        )
+
+    def _specification(self, epsilon: float, rounds: int) -> Specification:
+        return Specification(
+            algorithm=self.algorithm,
+            most_rounds=rounds,
             radius=self.radius,
             clip=self.clip,
-            ratio=self.minibatch.ratio,
+            target=PrivacyTarget(epsilon, self.delta),
+            minibatch=self.minibatch,
         )
 
     def mechanism(self, epsilon: float, rounds: int) -> Mechanism:

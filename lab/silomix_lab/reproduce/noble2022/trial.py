@@ -9,11 +9,11 @@ from itertools import count
 import numpy as np
 from rich.console import Console
 from silomix_core.accounting.events import PrivacyTarget, Scheme
-from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.evaluation.pooled_baseline import multinomial_regression
 from silomix_core.mechanism.mechanism import Minibatch, Participant
 from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
+from silomix_core.study.specification import Specification
 from silomix_core.task.task import UNIT
 
 from silomix_lab.reproduce import synthetic
@@ -89,19 +89,20 @@ def points(rounds: int) -> list[int]:
 def study(size: Size, level: float, method: NobleMethod, radius: float) -> Rehearsal:
     population = size.population(level)
     target = PrivacyTarget(EPSILON, 1 / (size.users * population.training))
-    made = rehearsal(
-        synthetic.task(level),
-        algorithm(method.algorithm),
-        [Participant(population.training, target)] * size.users,
-        rounds=size.rounds_of(method.local_steps),
+    specification = Specification(
+        algorithm=method.algorithm,
+        most_rounds=size.rounds_of(method.local_steps),
         radius=radius,
         clip=CLIP,
+        target=target,
         ridge=RIDGE,
-        asked=size.asked,
+        participants=size.asked,
         local_steps=method.local_steps,
         minibatch=Minibatch(Scheme.POISSON, DATA_RATIO),
-        aggregation=MEAN,  # as in the paper
+        named_aggregation=MEAN,  # as in the paper
     )
+    silos = [Participant(population.training, target)] * size.users
+    made = rehearsal(synthetic.task(level), specification, silos)
     if method.noise is NobleNoise.OURS:
         return made
     sigma = PRINTED_SIGMA_G * 2 * CLIP / (DATA_RATIO * population.training)
