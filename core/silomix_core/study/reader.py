@@ -80,47 +80,60 @@ def _study(top: TomlTable, identity: StudyId) -> Study:
     _check_version(top)
     name = top.short_text("name")
     task = _task(top.table("task"))
-    algorithm = top.table("algorithm")
-    chosen = ALGORITHMS[algorithm.choice("name", ALGORITHMS)]
-    most_rounds, radius = algorithm.whole("rounds"), algorithm.number("radius")
-    ridge = algorithm.number("ridge", 0.0)
-    has_steps = chosen.takes_local_steps and algorithm.has("local_steps")
-    local_steps = algorithm.whole("local_steps") if has_steps else None
-    descent = _descent(algorithm, chosen)
+    table = top.table("algorithm")
+    algorithm = ALGORITHMS[table.choice("name", ALGORITHMS)]
+    learning = _learning(table, algorithm)
     silos = tuple(_silo(row) for row in top.tables("silos"))
-    participants = algorithm.whole("participants", len(silos))
-    algorithm.finish()
-    privacy = top.table("privacy")
-    clip = privacy.number("clip")
-    target, minibatch = _target(privacy), _minibatch(privacy, chosen)
-    privacy.finish()
-    batching = _batching(top.table("batch"))
-    mixes = tuple(_mix(row) for row in top.tables("mixes"))
-    server = _server(top.table("server"))
-    held_out = _held_out(top.table("evaluation")) if top.has("evaluation") else 0.0
-    aggregation = _aggregation(top.table("aggregation")) if top.has("aggregation") else None
-    top.finish()
+    participants = table.whole("participants", len(silos))
+    table.finish()
     return Study(
         identity=identity,
         name=name,
         task=task,
-        algorithm=chosen.name,
-        most_rounds=most_rounds,
-        radius=radius,
-        ridge=ridge,
-        local_steps=local_steps,
         participants=participants,
-        clip=clip,
-        target=target,
-        minibatch=minibatch,
-        batching=batching,
         silos=silos,
-        mixes=mixes,
-        server=server,
-        held_out=held_out,
-        descent=descent,
-        named_aggregation=aggregation,
+        **learning,
+        **_privacy(top.table("privacy"), algorithm),
+        batching=_batching(top.table("batch")),
+        mixes=tuple(_mix(row) for row in top.tables("mixes")),
+        server=_server(top.table("server")),
+        **_rest(top),
     )
+
+
+def _learning(table: TomlTable, algorithm: Algorithm) -> dict[str, Any]:
+    """The fields of a specification that stand in [algorithm], but for the participants."""
+    takes_steps = algorithm.takes_local_steps and table.has("local_steps")
+    return {
+        "algorithm": algorithm.name,
+        "most_rounds": table.whole("rounds"),
+        "radius": table.number("radius"),
+        "ridge": table.number("ridge", 0.0),
+        "local_steps": table.whole("local_steps") if takes_steps else None,
+        "descent": _descent(table, algorithm),
+    }
+
+
+def _privacy(table: TomlTable, algorithm: Algorithm) -> dict[str, Any]:
+    fields = {
+        "clip": table.number("clip"),
+        "target": _target(table),
+        "minibatch": _minibatch(table, algorithm),
+    }
+    table.finish()
+    return fields
+
+
+def _rest(top: TomlTable) -> dict[str, Any]:
+    """The fields of a specification that have tables of their own, which a file may leave out."""
+    fields = {
+        "held_out": _held_out(top.table("evaluation")) if top.has("evaluation") else 0.0,
+        "named_aggregation": _aggregation(top.table("aggregation"))
+        if top.has("aggregation")
+        else None,
+    }
+    top.finish()
+    return fields
 
 
 def _batching(table: TomlTable) -> Batching:
