@@ -45,14 +45,14 @@ def check(specification: Specification, task: Task, *, is_central: bool) -> None
 
 
 def check_local_steps(specification: Specification) -> None:
-    """Raise Failure if local steps were chosen and the algorithm leaves none to choose."""
+    """Raise ValueError if local steps were chosen and the algorithm leaves none to choose."""
     name, steps = specification.algorithm, specification.local_steps
     if steps is None or name == AUTO:
         return
     if not algorithm(name).takes_local_steps:
-        raise Failure(f"--local-steps: {name} has none to choose")
+        raise ValueError(f"--local-steps: {name} has none to choose")
     if steps < 1:
-        raise Failure("--local-steps: at least 1")
+        raise ValueError("--local-steps: at least 1")
 
 
 def behind_the_mixes(
