@@ -7,7 +7,7 @@ import typer
 from silomix_protocol.host.failure import failures
 from silomix_protocol.host.terminal import show
 
-from silomix.commands.options import Gate, Tokens
+from silomix.commands.options import Delta, Gate, Tokens
 from silomix.text.literal_help import Commands
 
 consortium = Commands(help="Set up a sample consortium.")
@@ -20,7 +20,7 @@ def consortium_init(
     mixes: Annotated[int, typer.Option(min=1, max=20, help="Mixes in the chain.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the study.")] = 40,
     epsilon: Annotated[float, typer.Option(help="ε of every silo's transcript.")] = 2.0,
-    delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
+    delta: Delta = 1e-6,
     host: Annotated[
         list[str] | None,
         typer.Option(

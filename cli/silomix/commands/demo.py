@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silomix.commands.options import Gate, Tokens, goal_options, learning_options, with_options
+from silomix.commands.options import (
+    DataSet,
+    Delta,
+    Gate,
+    LabelColumn,
+    Tokens,
+    goal_options,
+    learning_options,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from functools import partial
@@ -29,15 +38,13 @@ def demo(
             "mix; the local one follows."
         ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
+    delta: Delta = 1e-6,
     algorithm: Annotated[
         str,
         typer.Option(help="Algorithm (silomix algorithms lists them); auto sets rounds and clip."),
     ] = "noisy-mb-sgd",
-    data: Annotated[
-        str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
-    ] = "cohorts",
-    label: Annotated[str | None, typer.Option(help="Label column of a CSV file.")] = None,
+    data: DataSet = "cohorts",
+    label: LabelColumn = None,
     goal: "Goal",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, never of noise.")] = 1,
     participants: Annotated[

@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # commands start without the core
 
 Config = Annotated[Path, typer.Argument(help="This party's TOML file.")]
 StudyFile = Annotated[Path, typer.Argument(help="The study file.")]
+Delta = Annotated[float, typer.Option(help="δ that goes with it.")]
+DataSet = Annotated[str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Label column of a CSV file.")]
 Gate = Annotated[
     bool, typer.Option(help="Open a batch only after its minimum of silos confirmed it.")
 ]

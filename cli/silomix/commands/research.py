@@ -9,6 +9,9 @@ from silomix_protocol.host.failure import Failure, failures
 from silomix_protocol.host.terminal import show
 
 from silomix.commands.options import (
+    DataSet,
+    Delta,
+    LabelColumn,
     aggregation_options,
     goal_options,
     learning_options,
@@ -54,7 +57,7 @@ def audit(
     epsilon: Annotated[
         float, typer.Option(help="ε that the silo claims for each study's whole transcript.")
     ] = 6.0,
-    delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-5,
+    delta: Delta = 1e-5,
     silo_command: Annotated[
         str | None,
         typer.Option(
@@ -176,7 +179,7 @@ def simulate(
             "mix; the local one follows; several: 0.05,0.1."
         ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="δ that goes with it.")] = 1e-6,
+    delta: Delta = 1e-6,
     silos: Annotated[int, typer.Option(min=2, max=10_000, help="Hospitals.")] = 5,
     participants: Annotated[
         int | None, typer.Option(help="Silos that a round asks, in turns (else all).")
@@ -190,10 +193,8 @@ def simulate(
     ridge: Annotated[float, typer.Option(help="Of the public term ridge/2·‖w‖².")] = 0.0,
     learning: "partial[Specification]",
     goal: "Goal",
-    data: Annotated[
-        str, typer.Option(help="cohorts, breast-cancer or a CSV file with a header.")
-    ] = "cohorts",
-    label: Annotated[str | None, typer.Option(help="Label column of a CSV file.")] = None,
+    data: DataSet = "cohorts",
+    label: LabelColumn = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trials of each, on other splits.")] = 5,
     processes: Annotated[
         int | None, typer.Option(min=1, help="At a time (else as many as there are cores).")
