@@ -148,6 +148,31 @@ def test_a_query_cannot_change_anything(clinic: Clinic, kind: str, query: str) -
     assert np.array_equal(read(source, CLINIC).records.features, before)
 
 
+@pytest.mark.parametrize("setting", ["access_mode=read_write", "ACCESS_MODE=READ_WRITE"])
+def test_no_setting_in_an_address_makes_a_duckdb_writable(clinic: Clinic, setting: str) -> None:
+    source = clinic.source("duckdb", visits(2, seed=1))
+    url = DatabaseUrl(clinic.folder, "url", f"duckdb:///visits.duckdb?{setting}")
+    with pytest.raises(BadRecords, match="read-only"):
+        read(replace(source, url=url, query="DELETE FROM visits RETURNING *"), CLINIC)
+
+
+def test_a_duckdb_is_opened_with_the_settings_in_its_address(clinic: Clinic) -> None:
+    source = clinic.source("duckdb", visits(2, seed=1))
+    url = DatabaseUrl(clinic.folder, "url", "duckdb:///visits.duckdb?threads=1&memory_limit=64MB")
+    query = (
+        "SELECT * FROM visits WHERE current_setting('threads') = 1 "
+        "AND current_setting('memory_limit') = '61.0 MiB'"
+    )
+    assert len(read(replace(source, url=url, query=query), CLINIC).records) == 2
+
+
+def test_a_query_of_sqlite_may_use_regular_expressions(clinic: Clinic) -> None:
+    source = clinic.source("sqlite", rows := visits(9, seed=1))
+    query = "SELECT * FROM visits WHERE ward REGEXP '^(icu|surg)'"
+    chosen = [row for row in rows if row["ward"] in ("icu", "surgery")]
+    assert read(replace(source, query=query), CLINIC).profile.rows == len(chosen) > 0
+
+
 def test_a_function_that_writes_is_refused_by_postgresql(clinic: Clinic) -> None:
     source = clinic.source("postgresql", visits(2, seed=1))
     with pytest.raises(BadRecords, match="read-only transaction"):
@@ -250,7 +275,7 @@ def test_an_environment_variable_that_is_not_set_is_named(
     [
         ("pyarrow", "parquet", "parquet"),
         ("psycopg", "postgresql", "postgresql"),
-        ("duckdb_engine", "duckdb", "duckdb"),
+        ("duckdb", "duckdb", "duckdb"),
     ],
 )
 def test_a_package_that_is_not_installed_is_said_with_the_command(
