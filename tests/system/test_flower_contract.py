@@ -1,4 +1,4 @@
-"""What we rely on of Flower 1.41, held against a real SuperLink with TLS and node keys."""
+"""What we rely on of Flower 1.41 and 1.42, held against a real SuperLink with TLS and node keys."""
 
 import os
 import shutil
