@@ -36,6 +36,7 @@ check: $(VENV)/.dev  ## format, lint, types, import direction, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/mypy --config-file tests/mypy.toml tests benchmarks deploy examples
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" proto/generate --check
 

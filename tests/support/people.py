@@ -104,7 +104,7 @@ class Clinic:
     def source(self, kind: str, rows: list[Visit]) -> Source:
         return SOURCES[kind](self, rows)
 
-    def csv(self, rows: list[Visit]) -> Source:
+    def csv(self, rows: list[Visit]) -> CsvFile:
         path = self.folder / "visits.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, NAMES)
@@ -112,7 +112,7 @@ class Clinic:
             writer.writerows(rows)
         return CsvFile(path)
 
-    def parquet(self, rows: list[Visit]) -> Source:
+    def parquet(self, rows: list[Visit]) -> ParquetFile:
         path = self.folder / "visits.parquet"
         schema = pyarrow.schema([(name, kind) for name, (_, kind) in _TYPES.items()])
         exact = [row | {"creatinine": _decimal(row["creatinine"])} for row in rows]
@@ -120,19 +120,19 @@ class Clinic:
         pyarrow.parquet.write_table(table, path, row_group_size=50)
         return ParquetFile(path)
 
-    def sqlite(self, rows: list[Visit]) -> Source:
+    def sqlite(self, rows: list[Visit]) -> SqlQuery:
         return self._query("url", "sqlite:///visits.sqlite", rows)
 
-    def duckdb(self, rows: list[Visit]) -> Source:
+    def duckdb(self, rows: list[Visit]) -> SqlQuery:
         return self._query("url", "duckdb:///visits.duckdb", rows)
 
-    def postgresql(self, rows: list[Visit]) -> Source:
+    def postgresql(self, rows: list[Visit]) -> SqlQuery:
         secret = self.folder / "database.url"
         secret.touch(mode=0o600)
         secret.write_text(self.postgres + "\n")
         return self._query("url_file", secret.name, rows)
 
-    def _query(self, key: str, value: str, rows: list[Visit]) -> Source:
+    def _query(self, key: str, value: str, rows: list[Visit]) -> SqlQuery:
         writable = self.postgres if key == "url_file" else value
         fill_database(writable.replace(":///", f":///{self.folder}/"), rows)
         return SqlQuery(DatabaseUrl(self.folder, key, value), QUERY)
