@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from silomix_client.config.silo_config import MAIN, Policy
 from silomix_client.ledger.entries import Approval
-from silomix_client.ledger.ledger import Ledger, StoredReport
+from silomix_client.ledger.ledger import Ledger
+from silomix_client.ledger.reports import StoredReport
 from silomix_client.ledger.verify_ledger import verify
 from silomix_core.accounting import composition, renyi
 from silomix_core.accounting.budget import Budget

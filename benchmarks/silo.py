@@ -140,9 +140,8 @@ def cost_of(records: int, dimension: int, repeat: int) -> Cost:
         repeat,
         inner=max(1, 2_000_000 // (records * dimension)),
     )
-    milliseconds = [1000 * seconds for seconds in medians]
-    ratio = milliseconds[1] / milliseconds[0]
-    return Cost(records, dimension, *milliseconds[:2], ratio, *milliseconds[2:])
+    plain_ms, private_ms, *parts_ms = (1000 * seconds for seconds in medians)
+    return Cost(records, dimension, plain_ms, private_ms, private_ms / plain_ms, *parts_ms)
 
 
 def sampling_rates(shorter: int, repeat: int) -> list[Rate]:

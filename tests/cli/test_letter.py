@@ -68,7 +68,8 @@ def test_the_letter_says_what_is_asked_what_it_costs_and_of_whom(consortium: Con
         "Reserved so far: epsilon 0, with this study 2; your policy allows 2 for all studies",
         "a guess about one person that is right 5 times in 100 by chance is right at most 37 times",
         f"server server at {study.server.fleet_address}, {study.server.channel_address}",
-        *(f"key {fingerprint(party.sign_key).hex()}" for party in (study.server, *study.mixes)),
+        f"key {fingerprint(study.server.sign_key).hex()}",
+        *(f"key {fingerprint(mix.sign_key).hex()}" for mix in study.mixes),
         "hospitals and their numbers of people: silo-2 (50), silo-3 (60)",
         f"no other) {study.identity.hex()}",
     ):

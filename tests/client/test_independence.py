@@ -22,7 +22,7 @@ from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT, Feature, Scaling, Task
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.rounds.descriptor import RefusedDescriptor
-from support.consortia import SMALL_TASK
+from support.consortia import SMALL_TASK, csv_path
 from support.records import read_records
 from support.silos import (
     approved_silo,
@@ -50,9 +50,9 @@ RECORDS: list[Cells] = [
 
 
 def replace_a_record(config: SiloConfig, row: int, record: Cells) -> None:
-    lines = config.data.path.read_text().splitlines()
+    lines = csv_path(config.data).read_text().splitlines()
     lines[row + 1] = ",".join(record)
-    config.data.path.write_text("\n".join(lines) + "\n")
+    csv_path(config.data).write_text("\n".join(lines) + "\n")
 
 
 def outcomes(made: Consortium, config: SiloConfig) -> list[tuple[str, str, int]]:

@@ -16,6 +16,7 @@ from silomix_core.model.clipped_sum import Records, open_rows
 from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.simulation.one_process import Answers, evaluated_study
 from silomix_lab.consortium.create import Consortium
+from support.consortia import csv_path
 from support.silos import altered, approved_silo, asked, open_desk, open_ledger, opened
 
 KINDS_OF_STUDY = {
@@ -97,7 +98,7 @@ def test_the_silos_software_and_a_simulation_give_the_same_reports_and_model(
                 ),
             )
         )
-        table = np.loadtxt(load(made.silos[index]).data.path, delimiter=",", skiprows=1)
+        table = np.loadtxt(csv_path(load(made.silos[index]).data), delimiter=",", skiprows=1)
         reporter = Reporter(
             mechanism,
             study.participant(silo),

@@ -19,7 +19,7 @@ from silomix_core.study.study import Study
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
 from silomix_lab.consortium.create import Consortium
-from support.consortia import SMALL_TASK, write_data
+from support.consortia import SMALL_TASK, csv_path, write_data
 from support.records import read_records
 from support.silos import (
     NOW,
@@ -53,7 +53,7 @@ def test_approving_again_with_changed_data_leaves_the_frozen_snapshot_alone(
     """It was overwritten before the refusal, and the study could never be answered again."""
     config = approved_silo(consortium)
     before = written(config)
-    write_data(config.data.path, SMALL_TASK, 40, seed=77)
+    write_data(csv_path(config.data), SMALL_TASK, 40, seed=77)
     with pytest.raises(NotApproved, match="already approved"):
         approve(config, review(config, study_file(consortium)), NOW)
     assert written(config) == before

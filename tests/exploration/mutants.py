@@ -277,7 +277,7 @@ async def _abandon_if_they_like(rounds: ServerRounds, state: RoundState) -> None
         await _abandon(rounds, state)
 
 
-_may_try = RoundState.may_try.fget
+_may_try = RoundState.may_try.fget  # type: ignore[attr-defined]
 
 
 def _may_try_when_started(state: RoundState) -> bool:

@@ -291,7 +291,7 @@ def _seal_alike() -> None:
             payload, server_key, tuple(each.SerializeToString() for each in keys), digest, ungated
         )
 
-    sealed.cache_info = seal.cache_info
+    sealed.cache_info = seal.cache_info  # type: ignore[attr-defined]
     answer.seal = sealed
 
 

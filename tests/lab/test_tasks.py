@@ -8,7 +8,7 @@ import pytest
 from silomix.text.study_and_ledger import describe_study
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Task
-from support.consortia import SMALL_TASK, make_consortium
+from support.consortia import SMALL_TASK, csv_path, make_consortium
 from support.privacy_checks import SUM_UNIT
 from support.records import read_records
 from support.silos import approved_silo, asked, no_noise, open_desk, open_ledger, opened
@@ -42,7 +42,7 @@ def test_a_task_is_written_shown_and_answered(tmp_path: Path, shown: str) -> Non
         made, open_desk(config, made.study, ledger, no_noise).answer(asked(made, 1, point))
     )
     ledger.close()
-    records = read_records(config.data.path, task)
+    records = read_records(csv_path(config.data), task)
     exact = made.study.model.gradients(records, made.study.clip).at(point) / SUM_UNIT
     grid = made.study.mechanism().grids[0]
     assert report * grid == pytest.approx(exact / len(records), abs=grid)

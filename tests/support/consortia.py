@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import numpy as np
+from silomix_client.data.csv_file import CsvFile
+from silomix_client.data.source import Source
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.study.specification import Batching, Specification
 from silomix_core.task.losses import LossName
@@ -68,6 +70,12 @@ def loopback(mixes: int) -> Addresses:
     ports = free_ports(4 + mixes)
     authority, fleet, channel, control, *chain = (f"127.0.0.1:{port}" for port in ports)
     return Addresses(fleet, channel, control, tuple(chain), authority)
+
+
+def csv_path(source: Source) -> Path:
+    """The file of a source that is a CSV file, as that of every silo here."""
+    assert isinstance(source, CsvFile)
+    return source.path
 
 
 def write_data(path: Path, task: Task, count: int, seed: int) -> None:

@@ -22,7 +22,8 @@ from silomix_client.data.source import Source
 from silomix_core.task.feature import Combine, Feature, category, flag
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Scaling, Task
-from sqlalchemy import create_engine
+
+from support.databases import run_all
 
 LOINC, SNOMED, RXNORM = (
     "http://loinc.org",
@@ -253,15 +254,13 @@ def fill_omop(
         tables[table].append(row)
     for person, start in cohort:
         tables["cohort"].append((17, person, start, start))
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        for name, columns in _CDM.items():
-            connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
-            connection.exec_driver_sql(f"CREATE TABLE {name} ({columns})")
-            for row in tables[name]:
-                cells = ", ".join(_literal(cell) for cell in row)
-                connection.exec_driver_sql(f"INSERT INTO {name} VALUES ({cells})")  # noqa: S608
-    engine.dispose()
+    statements = []
+    for name, columns in _CDM.items():
+        statements += [f"DROP TABLE IF EXISTS {name}", f"CREATE TABLE {name} ({columns})"]
+        for row in tables[name]:
+            cells = ", ".join(_literal(cell) for cell in row)
+            statements.append(f"INSERT INTO {name} VALUES ({cells})")  # noqa: S608
+    run_all(url, statements)
 
 
 def _entry(number: int, event: Event) -> tuple[str, tuple[object, ...]]:
@@ -293,7 +292,7 @@ def omop_source(
         secret = folder / "omop.url"
         secret.touch(mode=0o600)
         secret.write_text(url + "\n")
-        fill_omop(url.replace("postgresql:", "postgresql+psycopg:"), persons, events, cohort)
+        fill_omop(url, persons, events, cohort)
         return Omop(DatabaseUrl(folder, "url_file", secret.name), at=AT, **options)
     fill_omop(url.replace(":///", f":///{folder}/"), persons, events, cohort)
     return Omop(DatabaseUrl(folder, "url", url), at=AT, **options)

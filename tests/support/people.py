@@ -20,7 +20,8 @@ from silomix_client.data.sql_query import SqlQuery
 from silomix_core.task.feature import Combine, Feature, category, flag
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Scaling, Task
-from sqlalchemy import create_engine
+
+from support.databases import run_all
 
 CLINIC = Task(
     loss=LossName.LOGISTIC,
@@ -103,7 +104,7 @@ class Clinic:
     def source(self, kind: str, rows: list[Visit]) -> Source:
         return SOURCES[kind](self, rows)
 
-    def csv(self, rows: list[Visit]) -> Source:
+    def csv(self, rows: list[Visit]) -> CsvFile:
         path = self.folder / "visits.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, NAMES)
@@ -111,7 +112,7 @@ class Clinic:
             writer.writerows(rows)
         return CsvFile(path)
 
-    def parquet(self, rows: list[Visit]) -> Source:
+    def parquet(self, rows: list[Visit]) -> ParquetFile:
         path = self.folder / "visits.parquet"
         schema = pyarrow.schema([(name, kind) for name, (_, kind) in _TYPES.items()])
         exact = [row | {"creatinine": _decimal(row["creatinine"])} for row in rows]
@@ -119,21 +120,20 @@ class Clinic:
         pyarrow.parquet.write_table(table, path, row_group_size=50)
         return ParquetFile(path)
 
-    def sqlite(self, rows: list[Visit]) -> Source:
+    def sqlite(self, rows: list[Visit]) -> SqlQuery:
         return self._query("url", "sqlite:///visits.sqlite", rows)
 
-    def duckdb(self, rows: list[Visit]) -> Source:
+    def duckdb(self, rows: list[Visit]) -> SqlQuery:
         return self._query("url", "duckdb:///visits.duckdb", rows)
 
-    def postgresql(self, rows: list[Visit]) -> Source:
+    def postgresql(self, rows: list[Visit]) -> SqlQuery:
         secret = self.folder / "database.url"
         secret.touch(mode=0o600)
         secret.write_text(self.postgres + "\n")
         return self._query("url_file", secret.name, rows)
 
-    def _query(self, key: str, value: str, rows: list[Visit]) -> Source:
+    def _query(self, key: str, value: str, rows: list[Visit]) -> SqlQuery:
         writable = self.postgres if key == "url_file" else value
-        writable = writable.replace("postgresql:", "postgresql+psycopg:")
         fill_database(writable.replace(":///", f":///{self.folder}/"), rows)
         return SqlQuery(DatabaseUrl(self.folder, key, value), QUERY)
 
@@ -148,15 +148,12 @@ SOURCES: dict[str, Callable[[Clinic, list[Visit]], Source]] = {
 
 
 def fill_database(url: str, rows: list[Visit]) -> None:
-    engine = create_engine(url)
     columns = ", ".join(f"{name} {kind}" for name, (kind, _) in _TYPES.items())
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE IF EXISTS visits")
-        connection.exec_driver_sql(f"CREATE TABLE visits ({columns})")
-        for row in rows:
-            cells = ", ".join(_literal(row[name]) for name in _TYPES)
-            connection.exec_driver_sql(f"INSERT INTO visits VALUES ({cells})")  # noqa: S608
-    engine.dispose()
+    statements = ["DROP TABLE IF EXISTS visits", f"CREATE TABLE visits ({columns})"]
+    for row in rows:
+        cells = ", ".join(_literal(row[name]) for name in _TYPES)
+        statements.append(f"INSERT INTO visits VALUES ({cells})")  # noqa: S608
+    run_all(url, statements)
 
 
 def _literal(cell: object) -> str:
@@ -164,7 +161,7 @@ def _literal(cell: object) -> str:
         return "NULL"
     if isinstance(cell, bool | int | float):
         return repr(cell).upper() if isinstance(cell, bool) else repr(cell)
-    return "'" + str(cell).replace("'", "''").replace("%", "%%") + "'"
+    return "'" + str(cell).replace("'", "''") + "'"
 
 
 def _decimal(cell: object) -> object:

@@ -29,8 +29,8 @@ DATA = {
 def test_a_study_over_csv_omop_and_fhir(tmp_path: Path) -> None:
     made = make_consortium(tmp_path / "c", records=(30, 30, 30), task=HOSPITAL, minimum_batch=3)
     expected = {}
-    for seed, config in enumerate(made.silos):
-        folder = config.parent
+    for seed, path in enumerate(made.silos):
+        folder = path.parent
         persons, events = people(30, seed)
         (tmp_path / folder.name).mkdir()
         source = csv_source(tmp_path / folder.name, persons, events)
@@ -38,8 +38,8 @@ def test_a_study_over_csv_omop_and_fhir(tmp_path: Path) -> None:
         csv_source(folder, persons, events)
         omop_source(folder, "sqlite:///omop.sqlite", persons, events)
         ndjson_source(folder, resources(persons, events))
-        text = config.read_text().replace('data = "data.csv"\n', "")
-        config.write_text(f"{text}\n[data]\n{DATA[folder.name]}")
+        text = path.read_text().replace('data = "data.csv"\n', "")
+        path.write_text(f"{text}\n[data]\n{DATA[folder.name]}")
     approve_all(made)
     for config in map(load, made.silos):
         ledger = Ledger(config.state, config.policy)

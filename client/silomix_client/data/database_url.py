@@ -13,11 +13,10 @@ from urllib.parse import quote
 
 from silomix_core.toml_table import InvalidField, TomlTable
 
-from silomix_client.data.optional import needed
 from silomix_client.errors import InvalidSiloConfig
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Engine
+    from sqlalchemy import URL
 
 _EXAMPLE = "postgresql://reader:PASSWORD@db.example:5432/clinic"
 _KEYS = ("url", "url_file", "url_env")
@@ -39,38 +38,8 @@ class DatabaseUrl:
             return self.value
         return str(self.folder / self.value) if self.key == "url_file" else f"${self.value}"
 
-    def engine(self) -> "Engine":
-        """Make a database engine for reading only."""
-        from sqlalchemy import create_engine
-
-        url = self._parsed()
-        kind = url.get_backend_name()
-        if kind == "sqlite":
-            return create_engine(_readonly_sqlite(url, self.folder), hide_parameters=True)
-        if kind == "duckdb":
-            needed("duckdb_engine", "duckdb", "a DuckDB database")
-            file = str(self.folder / (url.database or ""))
-            return create_engine(
-                url.set(database=file), connect_args={"read_only": True}, hide_parameters=True
-            )
-        needed("psycopg", "postgresql", "a PostgreSQL database")
-        return create_engine(
-            url.set(drivername="postgresql+psycopg"), hide_parameters=True
-        ).execution_options(postgresql_readonly=True)
-
-    def scrubbed(self, text: str) -> str:
-        """A driver's message without anything of the password in it."""
-        try:
-            url, raw = self._parsed(), self._read()
-        except InvalidSiloConfig:
-            return "the address cannot be read"
-        secrets = [raw, url.password or "", quote(url.password or "", safe="")]
-        secrets += [text for value in url.query.values() for text in _texts(value)]
-        for secret in sorted(filter(None, secrets), key=len, reverse=True):
-            text = text.replace(secret, "…")
-        return text
-
-    def _parsed(self) -> "URL":
+    def parsed(self) -> "URL":
+        """Read the address and refuse what is none, or of a database that cannot be read."""
         from sqlalchemy import make_url
         from sqlalchemy.exc import ArgumentError
 
@@ -90,6 +59,18 @@ class DatabaseUrl:
                 f"{', '.join(_KINDS)}"
             )
         return url
+
+    def scrubbed(self, text: str) -> str:
+        """A driver's message without anything of the password in it."""
+        try:
+            url, raw = self.parsed(), self._read()
+        except InvalidSiloConfig:
+            return "the address cannot be read"
+        secrets = [raw, url.password or "", quote(url.password or "", safe="")]
+        secrets += [text for value in url.query.values() for text in _texts(value)]
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):
+            text = text.replace(secret, "…")
+        return text
 
     def _read(self) -> str:
         if self.key == "url":
@@ -139,16 +120,6 @@ def _secret_line(path: Path) -> str:
     if not content or len(content.splitlines()) > 1:
         raise InvalidSiloConfig(f"{path}: expected one line, the address of a database")
     return content
-
-
-def _readonly_sqlite(url: "URL", folder: Path) -> "URL":
-    """The address by which no file is made where there is none, and nothing is changed."""
-    file = folder / (url.database or "")
-    return url.set(
-        drivername="sqlite",
-        database=f"file:{quote(str(file))}",
-        query={"mode": "ro", "uri": "true"},
-    )
 
 
 def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:

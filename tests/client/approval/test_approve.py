@@ -20,7 +20,7 @@ from silomix_core.study.reader import parse_study
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.certificates.certificates import key_pem
 from silomix_protocol.keys import SigningKey, UnusableKey, generate_node_key, write_secret
-from support.consortia import SMALL_TASK, write_data
+from support.consortia import SMALL_TASK, csv_path, write_data
 from support.silos import NOW, approved_silo, open_ledger, study_file, written
 
 
@@ -191,9 +191,9 @@ def test_another_number_of_records_than_the_study_says_is_refused(
     consortium: Consortium, count: int
 ) -> None:
     config = load(consortium.silos[0])
-    write_data(config.data.path, SMALL_TASK, count, seed=0)
+    write_data(csv_path(config.data), SMALL_TASK, count, seed=0)
     message = refused(config, study_file(consortium), BadRecords)
-    assert message.startswith(f"{config.data.path}: {count} people, the study says 40")
+    assert message.startswith(f"{csv_path(config.data)}: {count} people, the study says 40")
 
 
 def test_fewer_people_than_the_policy_asks_for_are_refused(consortium: Consortium) -> None:
@@ -212,11 +212,11 @@ def test_exactly_as_many_people_as_the_policy_asks_for_are_enough(consortium: Co
 
 def test_bad_data_is_refused_with_file_row_and_column(consortium: Consortium) -> None:
     config = load(consortium.silos[0])
-    lines = config.data.path.read_text().splitlines()
+    lines = csv_path(config.data).read_text().splitlines()
     lines[7] = "old,0,1"
-    config.data.path.write_text("\n".join(lines))
+    csv_path(config.data).write_text("\n".join(lines))
     message = refused(config, study_file(consortium), BadRecords)
-    assert message == f"{config.data.path}: row 8, column 'age': not a number: 'old'"
+    assert message == f"{csv_path(config.data)}: row 8, column 'age': not a number: 'old'"
 
 
 def test_a_study_beyond_the_policy_is_refused_and_not_recorded(consortium: Consortium) -> None:

@@ -11,6 +11,7 @@ from silomix_client.errors import InvalidSiloConfig
 from silomix_core.accounting.budget import Accountant, Budget
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_lab.consortium.create import Consortium
+from support.consortia import csv_path
 
 
 def silo_folder(folder: Path, silo: str = "", policy: str = "") -> Path:
@@ -30,7 +31,7 @@ def refusal(path: Path) -> str:
 def test_the_files_that_a_consortium_is_made_with_are_accepted(consortium: Consortium) -> None:
     config = load(consortium.silos[0])
     assert config.name == "silo-1"
-    assert config.data.path == consortium.silos[0].parent / "data.csv"
+    assert csv_path(config.data) == consortium.silos[0].parent / "data.csv"
     assert config.policy == Policy(
         {MAIN: Budget(consortium.study.target)},
         rules=Rules(minimum_batch=consortium.study.batching.minimum),
@@ -42,7 +43,7 @@ def test_relative_paths_start_at_the_folder_of_the_configuration(tmp_path: Path)
     text = 'name = "a"\ndata = "../d.csv"\npolicy = "rules/p.toml"\n'
     (tmp_path / "rules" / "p.toml").write_text("epsilon = 1\ndelta = 1e-6\nminimum_people = 50\n")
     config = load(silo_folder(tmp_path, text))
-    assert config.data.path == tmp_path / "../d.csv"
+    assert csv_path(config.data) == tmp_path / "../d.csv"
     assert config.policy.rules.minimum_people == 50
 
 
@@ -148,8 +149,8 @@ def test_populations_have_budgets_and_data_of_their_own(tmp_path: Path) -> None:
         MAIN: Budget(PrivacyTarget(3.0, 1e-6), Accountant.RENYI),
         "children": Budget(PrivacyTarget(1.0, 1e-7), Accountant.RENYI),
     }
-    assert config.data_of(MAIN).path == tmp_path / "data.csv"
-    assert config.data_of("children").path == tmp_path / "children.csv"
+    assert csv_path(config.data_of(MAIN)) == tmp_path / "data.csv"
+    assert csv_path(config.data_of("children")) == tmp_path / "children.csv"
     with pytest.raises(InvalidSiloConfig, match="no population 'adults'; it has children"):
         config.data_of("adults")
 

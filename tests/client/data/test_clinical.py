@@ -20,6 +20,7 @@ from silomix_client.data.source import Source
 from silomix_client.errors import BadRecords
 from silomix_core.task.feature import Feature
 from silomix_core.toml_table import InvalidField, TomlTable
+from support.databases import run_all
 from support.hospitals import (
     CLINICAL,
     HOSPITAL,
@@ -1020,6 +1021,10 @@ def test_an_age_is_that_at_the_start_of_the_cohort(tmp_path: Path) -> None:
             {"cohort": None, "cohort_query": "SELECT subject_id FROM cohort"},
             "data.cohort_query gives no column 'cohort_start_date'",
         ),
+        (
+            {"cohort": None, "cohort_query": "SELECT *, subject_id FROM cohort"},
+            "data.cohort_query gives column 'subject_id' 2 times",
+        ),
         ({"cohort": None, "cohort_query": "SELECT * FROM nowhere"}, "nowhere"),
         (
             {
@@ -1038,6 +1043,34 @@ def test_a_cohort_that_is_none_is_refused(
     with pytest.raises(BadRecords, match=problem) as caught:
         read(cohort_source(tmp_path, [], **options), HOSPITAL)
     assert str(caught.value).startswith("OMOP database sqlite:///omop.sqlite: ")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_names_may_be_in_capitals_and_in_a_schema(kind: str, tmp_path: Path) -> None:
+    events = [Event(7, NOON, "sbp", 100.0), Event(7, NOON, "smoker", True)]
+    url = f"{kind}:///omop.{kind}"
+    source: Any = omop_source(tmp_path, url, [ADA], events, people=[(7, ADA.born)], cohort=17)
+    expected = features(source)
+    run_all(
+        url.replace(":///", f":///{tmp_path}/"),
+        [
+            f"ALTER TABLE {table} RENAME COLUMN {name} TO {name.upper()}"
+            for table, name in (("person", "person_id"), ("cohort", "subject_id"))
+        ],
+    )
+    schemas = ("main", "MAIN", "omop.main") if kind == "duckdb" else ("main", "MAIN")
+    assert [features(replace(source, schema=name)) for name in schemas] == [expected] * len(schemas)
+
+
+def test_all_queries_of_a_sqlite_database_see_one_state(tmp_path: Path) -> None:
+    source = cohort_source(tmp_path, [Event(7, NOON, "sbp", 100.0)])
+    expected = features(source)
+    altered(tmp_path, "PRAGMA journal_mode = WAL")
+    rows = source.rows(HOSPITAL)
+    first = next(rows)  # of the table person; the entries come after it
+    altered(tmp_path, "DELETE FROM measurement")
+    assert ["sbp" in row.cells for row in (first, *rows)] == [False, True]
+    assert features(source) != expected
 
 
 def test_a_cohort_query_cannot_change_anything(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, date, datetime
 from itertools import permutations
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,7 +295,7 @@ def test_a_person_with_fifty_rows_moves_the_sum_no_more_than_one_with_a_single_r
 @pytest.mark.parametrize("kind", list(SOURCES))
 def test_a_study_is_approved_on_data_of_every_kind(clinic: Clinic, kind: str) -> None:
     rows = visits(40, seed=4)
-    source = clinic.source(kind, rows)
+    source: Any = clinic.source(kind, rows)
     data = {"kind": "sql", "query": QUERY} if hasattr(source, "query") else {"kind": kind}
     if kind == "postgresql":
         data["url_file"] = str(clinic.folder / "database.url")

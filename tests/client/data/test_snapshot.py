@@ -13,7 +13,7 @@ from silomix_core.study.study import StudyId
 from silomix_core.task.task import UNIT
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.host.durable import write_durably
-from support.consortia import SMALL_TASK, write_data
+from support.consortia import SMALL_TASK, csv_path, write_data
 from support.silos import approved_silo, asked, no_noise, open_desk, open_ledger, opened
 
 STUDY = StudyId(b"\7" * 32)
@@ -99,7 +99,7 @@ def test_data_changed_after_approval_changes_no_report(consortium: Consortium, c
         desk = open_desk(config, consortium.study, ledger, no_noise)
         point = np.array([0.5, -0.5, 0.25]) * (1 + number * 2.0**-50)  # of the same sum
         reports.append(opened(consortium, desk.answer(asked(consortium, number, point))))
-        _change(config.data.path, change)
+        _change(csv_path(config.data), change)
     ledger.close()
     assert np.array_equal(reports[0], reports[1])
 

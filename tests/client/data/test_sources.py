@@ -5,6 +5,7 @@ import sqlite3
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -119,7 +120,7 @@ def test_text_in_a_query_where_a_number_belongs_is_refused_with_row_and_column(
 def test_a_query_that_fails_is_refused_with_the_reason(
     clinic: Clinic, kind: str, query: str, reason: str
 ) -> None:
-    source = replace(clinic.source(kind, visits(2, seed=1)), query=query)
+    source: Any = replace(clinic.source(kind, visits(2, seed=1)), query=query)
     with pytest.raises(BadRecords, match=reason) as caught:
         read(source, CLINIC)
     assert str(caught.value).startswith(f"query of {source.url.description}: ")
@@ -148,6 +149,31 @@ def test_a_query_cannot_change_anything(clinic: Clinic, kind: str, query: str) -
     assert np.array_equal(read(source, CLINIC).records.features, before)
 
 
+@pytest.mark.parametrize("setting", ["access_mode=read_write", "ACCESS_MODE=READ_WRITE"])
+def test_no_setting_in_an_address_makes_a_duckdb_writable(clinic: Clinic, setting: str) -> None:
+    source = clinic.source("duckdb", visits(2, seed=1))
+    url = DatabaseUrl(clinic.folder, "url", f"duckdb:///visits.duckdb?{setting}")
+    with pytest.raises(BadRecords, match="read-only"):
+        read(replace(source, url=url, query="DELETE FROM visits RETURNING *"), CLINIC)
+
+
+def test_a_duckdb_is_opened_with_the_settings_in_its_address(clinic: Clinic) -> None:
+    source = clinic.source("duckdb", visits(2, seed=1))
+    url = DatabaseUrl(clinic.folder, "url", "duckdb:///visits.duckdb?threads=1&memory_limit=64MB")
+    query = (
+        "SELECT * FROM visits WHERE current_setting('threads') = 1 "
+        "AND current_setting('memory_limit') = '61.0 MiB'"
+    )
+    assert len(read(replace(source, url=url, query=query), CLINIC).records) == 2
+
+
+def test_a_query_of_sqlite_may_use_regular_expressions(clinic: Clinic) -> None:
+    source = clinic.source("sqlite", rows := visits(9, seed=1))
+    query = "SELECT * FROM visits WHERE ward REGEXP '^(icu|surg)'"
+    chosen = [row for row in rows if row["ward"] in ("icu", "surgery")]
+    assert read(replace(source, query=query), CLINIC).profile.rows == len(chosen) > 0
+
+
 def test_a_function_that_writes_is_refused_by_postgresql(clinic: Clinic) -> None:
     source = clinic.source("postgresql", visits(2, seed=1))
     with pytest.raises(BadRecords, match="read-only transaction"):
@@ -163,7 +189,7 @@ def test_a_database_that_is_not_there_is_not_made(tmp_path: Path, kind: str) -> 
 
 
 def test_a_file_that_is_no_parquet_is_refused(clinic: Clinic) -> None:
-    source = clinic.source("parquet", visits(2, seed=1))
+    source = clinic.parquet(visits(2, seed=1))
     source.path.write_text("age,sbp\n")
     with pytest.raises(BadRecords, match=r"visits\.parquet: not a Parquet file"):
         read(source, CLINIC)
@@ -250,7 +276,7 @@ def test_an_environment_variable_that_is_not_set_is_named(
     [
         ("pyarrow", "parquet", "parquet"),
         ("psycopg", "postgresql", "postgresql"),
-        ("duckdb_engine", "duckdb", "duckdb"),
+        ("duckdb", "duckdb", "duckdb"),
     ],
 )
 def test_a_package_that_is_not_installed_is_said_with_the_command(
@@ -378,7 +404,7 @@ def test_floats_of_a_parquet_file_are_persons_as_far_as_they_tell_them_apart(
         """With these persons, as floats of this type."""
         named = dict(zip(known, identifiers, strict=True))
         cells = np.array([named[row["patient_id"]] for row in rows], kind.to_pandas_dtype())
-        source = clinic.source("parquet", rows)
+        source = clinic.parquet(rows)
         table = pyarrow.parquet.read_table(source.path)
         place = table.column_names.index("patient_id")
         floats = table.set_column(place, "patient_id", pyarrow.array(cells, kind))
@@ -386,7 +412,7 @@ def test_floats_of_a_parquet_file_are_persons_as_far_as_they_tell_them_apart(
         return read(source, CLINIC)
 
     as_integers = [row | {"patient_id": known.index(row["patient_id"])} for row in rows]
-    whole = read(clinic.source("parquet", as_integers), CLINIC).records
+    whole = read(clinic.parquet(as_integers), CLINIC).records
     assert found(0, 1, 2).records.features.tobytes() == whole.features.tobytes()
     assert len(found(first_lost - 3, first_lost - 2, first_lost - 1).records) == 3
     for lost in (first_lost, first_lost + 1, -first_lost):
@@ -448,7 +474,7 @@ def test_an_open_quote_does_not_swallow_the_rows_after_it(tmp_path: Path) -> Non
 def test_a_date_beyond_all_calendars_is_refused_with_its_column(
     column: str, kind: pyarrow.DataType, value: int, clinic: Clinic
 ) -> None:
-    source = clinic.source("parquet", visits(3, seed=1))
+    source = clinic.parquet(visits(3, seed=1))
     table = pyarrow.parquet.read_table(source.path)
     whole = pyarrow.int32() if kind == pyarrow.date32() else pyarrow.int64()
     cells = pyarrow.array([value] * len(table), whole).cast(kind)

@@ -254,8 +254,12 @@ def tls_server(folder: Path, issued: IssuedCertificate) -> Iterator[str]:
 
         def accept_once() -> None:
             stream, _ = listener.accept()
-            with stream, suppress(OSError):  # whoever connects does not accept us
-                context.wrap_socket(stream, server_side=True).recv(1)
+            with (
+                stream,
+                suppress(OSError),  # whoever connects does not accept us
+                context.wrap_socket(stream, server_side=True) as secured,
+            ):
+                secured.recv(1)
 
         thread = threading.Thread(target=accept_once, daemon=True)
         thread.start()

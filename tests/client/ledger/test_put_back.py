@@ -243,7 +243,7 @@ def test_two_copies_that_listen_at_once_are_told_apart_by_their_reports(
             holder = await stack.enter_async_context(holding(second, made, ledger))
             assert await holder._mix.is_there()
             assert await lease(made, config, mix, [(1, HERE)]) == (Ending.DONE, 1)
-            holder._mix.begin = lambda: None  # type: ignore[method-assign] greeted before
+            holder._mix.begin = lambda: None  # type: ignore[method-assign]  # greeted before
             server = AskingServer(made, mix, [(2, THERE)])
             async with at_channel(made, server):
                 return await holder.follow(LeaseTerms("lease-1", DEADLINE_S))

@@ -24,7 +24,7 @@ from silomix_protocol.rounds.descriptor import RefusedDescriptor, check
 from silomix_protocol.rounds.onion import UnopenableLayer, onion_bytes
 from silomix_protocol.rounds.round_keys import RefusedKeys
 from silomix_protocol.rounds.tokens import TOKEN_BYTES
-from support.consortia import make_consortium
+from support.consortia import csv_path, make_consortium
 from support.silos import (
     altered,
     approved_silo,
@@ -324,7 +324,7 @@ def test_without_noise_a_report_is_the_exact_mean_on_the_grid(
     report = desk.answer(asked(consortium, 1))
     ledger.close()
     values = opened(consortium, report)
-    assert values.tolist() == exact_mean_at_zero(config.data.path, consortium.study)
+    assert values.tolist() == exact_mean_at_zero(csv_path(config.data), consortium.study)
 
 
 def test_without_noise_a_report_is_the_clipped_mean_gradient(
@@ -334,7 +334,7 @@ def test_without_noise_a_report_is_the_clipped_mean_gradient(
     point = np.array([3.0, -2.0, 1.0])
     desk = open_desk(config, consortium.study, ledger, no_noise)
     report = opened(consortium, desk.answer(asked(consortium, 1, point)))
-    rows = np.genfromtxt(config.data.path, delimiter=",", skip_header=1)
+    rows = np.genfromtxt(csv_path(config.data), delimiter=",", skip_header=1)
     low, high = np.array([0.0, -1.0]), np.array([100.0, 1.0])
     scaled = (2 * rows[:, :2] - low - high) / (high - low) / np.sqrt(2)
     features = np.column_stack([scaled, np.full(len(rows), 0.3)])

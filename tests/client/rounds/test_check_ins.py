@@ -16,6 +16,7 @@ from silomix_core.discrete_gaussian import RandomBytes
 from silomix_core.mechanism.attendance import Attendance
 from silomix_core.mechanism.report_format import decode_report, is_abstention
 from silomix_lab.consortium.create import Consortium
+from support.consortia import csv_path
 from support.silos import (
     abandonments,
     allowing,
@@ -66,7 +67,7 @@ def test_a_silo_takes_part_once_and_is_charged_for_that(
         charged.append(ledger.spending(made.study.identity).rounds)
         if not is_abstention(content, mechanism):
             there.append(number)
-            mean = exact_mean_at_zero(config.data.path, made.study)
+            mean = exact_mean_at_zero(csv_path(config.data), made.study)
             # Later rounds ask a hair beside zero, where a residual is at most one unit (2⁻²⁰) away.
             apart = np.abs(decode_report(content, mechanism) - mean).max()
             assert apart <= 2**-20 / mechanism.grids[0] + 1

@@ -17,6 +17,7 @@ from silomix_core.discrete_gaussian import RandomBytes
 from silomix_core.study.specification import Batching
 from silomix_lab.consortium.create import Consortium
 from silomix_lab.demo.run_demo import DemoOptions, prepare
+from support.consortia import csv_path
 from support.silos import (
     NOW,
     altered,
@@ -45,9 +46,9 @@ def renyi_policy(made: Consortium, epsilon: float = 8.0) -> None:
 
 
 def replace_record(config: SiloConfig, row: int) -> None:
-    lines = config.data.path.read_text().splitlines()
+    lines = csv_path(config.data).read_text().splitlines()
     lines[row + 1] = "100,1,0"
-    config.data.path.write_text("\n".join(lines) + "\n")
+    csv_path(config.data).write_text("\n".join(lines) + "\n")
 
 
 def answers(made: Consortium, rounds: int) -> list[np.ndarray]:

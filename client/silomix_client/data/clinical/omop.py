@@ -11,10 +11,11 @@ Everything is read in one transaction that cannot write.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from silomix_core.task.cell_values import Cell, is_missing, name_of
 from silomix_core.task.feature import FeatureKind
@@ -33,20 +34,15 @@ from silomix_client.data.clinical.codes import (
     wanted,
 )
 from silomix_client.data.columns import read_values
+from silomix_client.data.database import Database, reading
 from silomix_client.data.database_url import DatabaseUrl, read_database_url
 from silomix_client.data.dates import text_time
-from silomix_client.data.optional import needed
 from silomix_client.data.source import SourceRow
 from silomix_client.errors import BadRecords
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sqlalchemy import Connection, FromClause, Select
-    from sqlalchemy import Row as SqlRow
+Entry = Mapping[str, Any]  # a row, by the names of its columns
 
 _AT_ONCE = 500  # concepts in one query
-_ROWS_AT_ONCE = 10_000
 # the standard concepts of yes, positive and present, and of their contraries, by code: so that they
 # are known where the database does not have the vocabulary
 _ANSWERS = {
@@ -61,8 +57,7 @@ _ANSWERS = {
 }
 _WHOLE = re.compile(r"-?[0-9]{1,19}(?:\.0*)?")
 _SEXES = {8507: "male", 8532: "female"}
-_CODED = ("value_as_number", "value_as_concept_id", "unit_concept_id")
-_VALUES = {"measurement": _CODED, "observation": (*_CODED, "value_as_string")}
+_VALUES = {"measurement": "NULL", "observation": "e.value_as_string"}  # where a text may stand
 # table: what its concept column begins with, its date, its date with a time
 _EVENTS = {
     "measurement": ("measurement", "measurement_date", "measurement_datetime"),
@@ -120,57 +115,27 @@ class Omop:
             "concepts",
             self.description,
         )
-        needed("sqlalchemy", "postgresql", "a database")
-        from sqlalchemy.exc import SQLAlchemyError
+        with reading(self.url, self.description) as database:
+            yield from self._rows(database, columns)
 
-        engine = self.url.engine()
-        try:
-            with engine.connect() as connection:
-                options: dict[str, Any] = {"stream_results": True, "max_row_buffer": _ROWS_AT_ONCE}
-                options["no_parameters"] = True  # a % in the operator's query is a %
-                if engine.dialect.name == "postgresql":  # one state of the data for all queries
-                    options["isolation_level"] = "REPEATABLE READ"
-                yield from self._rows(connection.execution_options(**options), columns)
-        except SQLAlchemyError as error:
-            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-            raise BadRecords(f"{self.description}: {self.url.scrubbed(reason)}") from None
-        finally:
-            engine.dispose()
-
-    def _rows(self, connection: "Connection", columns: tuple[Wanted, ...]) -> Iterator[SourceRow]:
-        starts = self._starts(connection)
+    def _rows(self, database: Database, columns: tuple[Wanted, ...]) -> Iterator[SourceRow]:
+        starts = self._starts(database)
         known: set[str | None] = set()
-        for row in self._persons(connection, columns, starts):
+        for row in self._persons(database, columns, starts):
             known.add(row.person)
             yield row
-        found_by = self._found_by(connection, columns)
+        found_by = self._found_by(database, columns)
         for name in _EVENTS:
-            yield from self._events(connection, name, found_by, starts, known)
+            yield from self._events(database, name, found_by, starts, known)
 
     # The persons ---------------------------------------------------------------------------------
 
-    def _starts(self, connection: "Connection") -> dict[str, date] | None:
+    def _starts(self, database: Database) -> dict[str, date] | None:
         """The day each person first enters the cohort; None without a cohort: everybody counts."""
         if self.cohort is None and self.cohort_query is None:
             return None
-        if self.cohort_query is not None:
-            result = connection.exec_driver_sql(self.cohort_query)
-            missing = {"subject_id", "cohort_start_date"} - set(result.keys())
-            if missing:
-                raise BadRecords(
-                    f"{self.description}: data.cohort_query gives no column {min(missing)!r}"
-                )
-            rows = [(row.subject_id, row.cohort_start_date) for row in result]
-        else:
-            cohort = self._table(
-                "cohort", "cohort_definition_id", "subject_id", "cohort_start_date"
-            )
-            chosen = _select(cohort, "subject_id", "cohort_start_date").where(
-                cohort.c.cohort_definition_id == self.cohort
-            )
-            rows = [tuple(row) for row in connection.execute(chosen)]
         starts: dict[str, date] = {}
-        for person, start in rows:
+        for person, start in self._cohort(database):
             if person is None:
                 raise BadRecords(f"{self.description}: the cohort has an entry without subject_id")
             day = self._day(start, f"cohort of person {person}")
@@ -180,22 +145,41 @@ class Omop:
             raise BadRecords(f"{self.description}: nobody is in the cohort")
         return starts
 
+    def _cohort(self, database: Database) -> Iterator[tuple[Any, Any]]:
+        """Read who is in the cohort, and from which day on."""
+        names = ("subject_id", "cohort_start_date")
+        query = self.cohort_query or (
+            f"SELECT {', '.join(names)} FROM {self._table(database, 'cohort')} "  # noqa: S608
+            f"WHERE cohort_definition_id = {self.cohort}"
+        )
+        with database.result(query) as result:
+            header = [name.lower() for name in result.header]
+            for name in names:
+                if (count := header.count(name)) != 1:
+                    given = f"column {name!r} {count} times" if count else f"no column {name!r}"
+                    raise BadRecords(f"{self.description}: data.cohort_query gives {given}")
+            person, start = map(header.index, names)
+            for row in result.rows:
+                yield row[person], row[start]
+
     def _persons(
         self,
-        connection: "Connection",
+        database: Database,
         columns: tuple[Wanted, ...],
         starts: dict[str, date] | None,
     ) -> Iterator[SourceRow]:
         """Read everybody once, with what the table `person` says."""
-        names = ("year_of_birth", "month_of_birth", "day_of_birth", "gender_concept_id")
-        people = connection.execute(_select(self._table("person", "person_id", *names)))
+        query = (
+            "SELECT person_id, year_of_birth, month_of_birth, day_of_birth, gender_concept_id "  # noqa: S608
+            f"FROM {self._table(database, 'person')}"
+        )
         left = set(starts) if starts is not None else set()
-        for person in people:
-            if person.person_id is None:
+        for person in database.entries(query):
+            if person["person_id"] is None:
                 raise BadRecords(
                     f"{self.description}: the table person has a row without person_id"
                 )
-            name = name_of(person.person_id)
+            name = name_of(person["person_id"])
             if starts is not None and name not in starts:
                 continue
             left.discard(name)
@@ -211,9 +195,9 @@ class Omop:
                 f"{self.description}: the cohort has person {min(left)}, the table person does not"
             )
 
-    def _master_data(self, column: Wanted, person: "SqlRow[Any]", start: date | None) -> Cell:
+    def _master_data(self, column: Wanted, person: Entry, start: date | None) -> Cell:
         if AGE not in column.codes:
-            concept = self._concept(person.gender_concept_id, f"person {person.person_id}")
+            concept = self._concept(person["gender_concept_id"], f"person {person['person_id']}")
             texts = [str(concept), _SEXES.get(concept, "")] if concept else []
             return translated(column, self.values, texts)
         day = start or self.at
@@ -222,125 +206,122 @@ class Omop:
                 f"{self.description}: the study asks for an age; say on which day, by "
                 "data.at or with a cohort"
             )
-        if not person.year_of_birth:
+        if not person["year_of_birth"]:
             return None
         born = self._born(person)
         return age_at(born, day)
 
-    def _born(self, person: "SqlRow[Any]") -> date:
+    def _born(self, person: Entry) -> date:
         try:
-            parts = person.year_of_birth, person.month_of_birth or 1, person.day_of_birth or 1
+            parts = (
+                person["year_of_birth"],
+                person["month_of_birth"] or 1,
+                person["day_of_birth"] or 1,
+            )
             return date(*map(_whole, parts))
         except (ValueError, OverflowError) as error:
             raise BadRecords(
-                f"{self.description}: person {person.person_id}, column 'year_of_birth': {error}"
+                f"{self.description}: person {person['person_id']}, column 'year_of_birth': {error}"
             ) from None
 
     # What is recorded of persons -----------------------------------------------------------------
 
-    def _found_by(
-        self, connection: "Connection", columns: tuple[Wanted, ...]
-    ) -> dict[int, list[Wanted]]:
+    def _found_by(self, database: Database, columns: tuple[Wanted, ...]) -> dict[int, list[Wanted]]:
         """The columns that each concept of the database stands for."""
         found: dict[int, list[Wanted]] = {}
         for column in columns:
             for concept in column.concepts:
                 found.setdefault(concept, []).append(column)
         named = {concept: list(each) for concept, each in found.items()}
-        ancestry = self._table("concept_ancestor", "ancestor_concept_id", "descendant_concept_id")
         for some in _parts(sorted(named)):
-            chosen = _select(ancestry).where(ancestry.c.ancestor_concept_id.in_(some))
-            for row in connection.execute(chosen):
+            query = (
+                "SELECT ancestor_concept_id, descendant_concept_id "  # noqa: S608
+                f"FROM {self._table(database, 'concept_ancestor')} "
+                f"WHERE ancestor_concept_id IN ({some})"
+            )
+            for row in database.entries(query):
                 where = "concept_ancestor"
-                known = found.setdefault(self._concept(row.descendant_concept_id, where), [])
-                above = named[self._concept(row.ancestor_concept_id, where)]
+                known = found.setdefault(self._concept(row["descendant_concept_id"], where), [])
+                above = named[self._concept(row["ancestor_concept_id"], where)]
                 known += [each for each in above if each not in known]
         return found
 
     def _events(
         self,
-        connection: "Connection",
+        database: Database,
         name: str,
         found_by: dict[int, list[Wanted]],
         starts: dict[str, date] | None,
         known: set[str | None],
     ) -> Iterator[SourceRow]:
         for some in _parts(sorted(found_by)):
-            for entry in connection.execute(self._query(name, some)):
-                person, where = name_of(entry.person_id), f"{name} {entry.entry}"
-                if starts is None and (entry.person_id is None or person not in known):
+            for entry in database.entries(self._query(database, name, some)):
+                person, where = name_of(entry["person_id"]), f"{name} {entry['entry']}"
+                if starts is None and (entry["person_id"] is None or person not in known):
                     raise BadRecords(
-                        f"{self.description}: {where}: person {entry.person_id} is not in the "
+                        f"{self.description}: {where}: person {entry['person_id']} is not in the "
                         "table person"
                     )
                 if person not in known:  # not in the cohort
                     continue
-                day = self._day(entry.day, where)
+                day = self._day(entry["day"], where)
                 start = starts[person] if starts is not None else None
                 cells = {
                     column.name: self._cell(name, column, entry, where)
-                    for column in found_by[self._concept(entry.concept, where)]
+                    for column in found_by[self._concept(entry["concept"], where)]
                     if self._is_within(column, day, start)
                 }
                 if cells:
-                    time = entry.time if entry.time is not None else day
+                    time = entry["time"] if entry["time"] is not None else day
                     yield SourceRow(where, person, time, cells)
 
-    def _query(self, name: str, concepts: Sequence[int]) -> "Select[Any]":
-        from sqlalchemy import null, select
-
+    def _query(self, database: Database, name: str, concepts: str) -> str:
+        """The entries of a table that have one of these concepts, with their values, if any."""
         stem, day, time = _EVENTS[name]
-        concept, key = f"{stem}_concept_id", f"{name}_id"
-        table = self._table(name, key, "person_id", concept, day, time, *_VALUES.get(name, ()))
         picked = [
-            table.c[key].label("entry"),
-            table.c.person_id,
-            table.c[concept].label("concept"),
-            table.c[day].label("day"),
-            table.c[time].label("time"),
+            f"e.{name}_id AS entry, e.person_id, e.{stem}_concept_id AS concept",
+            f"e.{day} AS day, e.{time} AS time",
         ]
-        if name not in _VALUES:
-            return select(*picked).where(table.c[concept].in_(concepts))
-        unit = self._table("concept", "concept_id", "concept_code", "vocabulary_id").alias("unit")
-        answer = self._table("concept", "concept_id", "concept_name", "concept_code").alias(
-            "answer"
+        joined = ""
+        if name in _VALUES:
+            picked += [
+                "e.value_as_number, e.value_as_concept_id, unit.concept_code AS unit",
+                f"{_VALUES[name]} AS text",
+                "answer.concept_name AS answer, answer.concept_code AS answer_code",
+            ]
+            concept = self._table(database, "concept")
+            joined = (
+                f"LEFT JOIN {concept} unit "
+                "ON unit.concept_id = e.unit_concept_id AND unit.vocabulary_id = 'UCUM' "
+                f"LEFT JOIN {concept} answer ON answer.concept_id = e.value_as_concept_id "
+            )
+        return (
+            f"SELECT {', '.join(picked)} FROM {self._table(database, name)} e {joined}"  # noqa: S608
+            f"WHERE e.{stem}_concept_id IN ({concepts})"
         )
-        picked += [
-            table.c.value_as_number,
-            table.c.value_as_concept_id,
-            (table.c.value_as_string if name == "observation" else null()).label("text"),
-            unit.c.concept_code.label("unit"),
-            answer.c.concept_name.label("answer"),
-            answer.c.concept_code.label("answer_code"),
-        ]
-        joined = table.outerjoin(
-            unit,
-            (unit.c.concept_id == table.c.unit_concept_id) & (unit.c.vocabulary_id == "UCUM"),
-        ).outerjoin(answer, answer.c.concept_id == table.c.value_as_concept_id)
-        return select(*picked).select_from(joined).where(table.c[concept].in_(concepts))
 
-    def _cell(self, name: str, column: Wanted, entry: "SqlRow[Any]", where: str) -> Cell:
+    def _cell(self, name: str, column: Wanted, entry: Entry, where: str) -> Cell:
         """The cell of a column in an entry; True if entries of this table have no values."""
         if name not in _VALUES:
             return True
-        number = _plain(entry.value_as_number)
-        concept = self._concept(entry.value_as_concept_id, where)
+        number = _plain(entry["value_as_number"])
+        concept = self._concept(entry["value_as_concept_id"], where)
         if column.kind is FeatureKind.CATEGORY:
-            texts = [str(concept), entry.answer or ""] if concept else [entry.text or ""]
+            texts = [str(concept), entry["answer"] or ""] if concept else [entry["text"] or ""]
             return translated(column, self.values, texts) or number
         if is_missing(number):
             return self._answer(column, entry, concept)
-        problem = None if self.assume_units else unit_problem(column, entry.unit or "")
+        problem = None if self.assume_units else unit_problem(column, entry["unit"] or "")
         if problem is not None:
             raise BadRecords(f"{self.description}: {where}, column {column.name!r}: {problem}")
         return number
 
-    def _answer(self, column: Wanted, entry: "SqlRow[Any]", concept: int) -> Cell:
+    def _answer(self, column: Wanted, entry: Entry, concept: int) -> Cell:
         """The answer in an entry without a number; if it is quite empty, it sets a flag."""
-        text = (entry.text or "").strip()
+        text = (entry["text"] or "").strip()
         if concept:
-            names = [str(concept), entry.answer or "", text]
-            codes = [entry.answer_code or "", _ANSWERS.get(concept, "")]
+            names = [str(concept), entry["answer"] or "", text]
+            codes = [entry["answer_code"] or "", _ANSWERS.get(concept, "")]
             return answered(column, self.values, names, codes)
         if text:
             return translated(column, self.values, [text])
@@ -368,13 +349,16 @@ class Omop:
         except ValueError:
             raise BadRecords(f"{self.description}: {where}: not a date: {found!r:.40}") from None
 
-    def _table(self, name: str, *columns: str) -> "FromClause":
-        from sqlalchemy import column, table
+    def _table(self, database: Database, name: str) -> str:
+        """A table as queries call it; only in DuckDB may a schema be one of another catalogue."""
+        if self.schema is None:
+            return name
+        parts = self.schema.split(".") if database.kind == "duckdb" else [self.schema]
+        quoted = ('"' + part.strip('"').replace('"', '""') + '"' for part in parts)
+        return ".".join((*quoted, name))
 
-        return table(name, *(column(each) for each in columns), schema=self.schema)
 
-
-def read_omop(table: TomlTable, folder: "Path") -> Omop:
+def read_omop(table: TomlTable, folder: Path) -> Omop:
     """Read the keys of [data] with kind = "omop"."""
     cohort = table.whole("cohort") if table.has("cohort") else None
     query = table.lines("cohort_query") if table.has("cohort_query") else None
@@ -405,15 +389,10 @@ def _window(table: TomlTable, key: str) -> Window | None:
     return Window(*days)
 
 
-def _select(table: "FromClause", *names: str) -> "Select[Any]":
-    from sqlalchemy import select
-
-    return select(*(table.c[name] for name in names or table.c.keys()))
-
-
-def _parts(concepts: list[int]) -> Iterator[list[int]]:
+def _parts(concepts: list[int]) -> Iterator[str]:
+    """The concepts as lists in SQL, each of them short enough for a query."""
     for start in range(0, len(concepts), _AT_ONCE):
-        yield concepts[start : start + _AT_ONCE]
+        yield ", ".join(map(str, concepts[start : start + _AT_ONCE]))
 
 
 def _whole(cell: object) -> int:
