@@ -72,8 +72,7 @@ class Intake:
 
         Returns SHA-256 of what is inside each, by slots; None for what is no layer of ours.
         """
-        part = current.spool.path.with_suffix(".part")
-        spool = self._disk.spool(part, current.length_out, fresh=True)
+        spool = Spool(current.spool.path.with_suffix(".part"), current.length_out)
         outputs: list[bytes | None] = []
         try:
             async for report, digest in incoming.reports():

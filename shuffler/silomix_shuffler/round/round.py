@@ -11,7 +11,7 @@ from silomix_protocol.rounds.onion import onion_bytes
 
 from silomix_shuffler.batch import Batch, State
 from silomix_shuffler.storage.spool import Spool
-from silomix_shuffler.storage.writing_thread import WritingThread
+from silomix_shuffler.storage.store import Store
 
 Chain = tuple[round_pb2.HopStatement, ...]  # what the mixes so far state of a batch
 
@@ -49,10 +49,10 @@ class Round:
     _deadline: asyncio.TimerHandle | None = None
 
     @classmethod
-    def of(cls, study: Study, hop: int, batch: Batch, payload: int, disk: WritingThread) -> "Round":
+    def of(cls, study: Study, hop: int, batch: Batch, payload: int, store: Store) -> "Round":
         """The round of a study whose reports carry `payload` bytes, its bodies on this disk."""
         length_in, length_out = (onion_bytes(payload, study, each) for each in (hop, hop + 1))
-        spool = disk.spool(disk.store.body(batch.descriptor.digest), length_out)
+        spool = Spool(store.body(batch.descriptor.digest), length_out)
         return cls(study, hop, batch, spool, length_in, length_out)
 
     @property

@@ -203,7 +203,7 @@ class MixRounds:
 
     def _make(self, study: Study, batch: Batch) -> Round:
         hop = place(study, self.name)
-        return Round.of(study, hop, batch, self._payload[study.identity], self._disk)
+        return Round.of(study, hop, batch, self._payload[study.identity], self._store)
 
     def _batch_bytes(self, study: Study) -> int:
         """The bytes that a batch of this study takes on our disk."""

@@ -9,8 +9,6 @@ from threading import Lock
 from silomix_protocol.grpc_calls.call_limits import CHUNK_BYTES
 from silomix_protocol.host.durable import sync_folder
 
-from silomix_shuffler.storage.spares import Spares
-
 _HELD_BYTES = 4 * 2**20  # of one batch, in memory too: a small one is never read back
 _CLOSED = -1  # instead of a descriptor: closed for good
 _MOST_AT_ONCE = 1024  # reports in one call of the system (IOV_MAX)
@@ -22,17 +20,15 @@ class Spool:
     The first reports stay in memory until the file is closed, and go to it together.
     """
 
-    def __init__(self, path: Path, length: int, spares: Spares, *, fresh: bool = False) -> None:
-        """Go on with the file that is at `path` already or, if `fresh`, replace it."""
+    def __init__(self, path: Path, length: int) -> None:
+        """Go on with the file that is at `path` already, if there is one."""
         self.path = path
         self._length = length
-        self._spares, self._fresh = spares, fresh
         self._held: dict[int, bytes] = {}
         self._unwritten: dict[int, bytes] = {}  # in memory only
         self._descriptor: int | None = None  # opened when it is needed
         self._lock = Lock()  # two threads may have the first reports
-        self._using = Lock()  # held while the file is used, so that nobody closes it or reuses it
-        self._deleted = False
+        self._using = Lock()  # held while the file is used, so that nobody closes it
         self._named = False  # whether the folder is sure to remember the file
 
     @property
@@ -40,8 +36,7 @@ class Spool:
         if self._descriptor is None:
             with self._lock:
                 if self._descriptor is None:
-                    opened = self._spares.make if self._fresh else self._spares.open
-                    self._descriptor = opened(self.path)
+                    self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         self._check_open()
         return self._descriptor
 
@@ -124,9 +119,7 @@ class Spool:
 
     def delete(self) -> None:
         self.close()
-        if not self._deleted:
-            self._spares.put_by(self.path)
-            self._deleted = True
+        self.path.unlink(missing_ok=True)
 
 
 def _runs(slots: Iterable[int]) -> Iterator[list[int]]:

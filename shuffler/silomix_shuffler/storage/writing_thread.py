@@ -8,14 +8,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from silomix_protocol.rounds.descriptor import RoundDigest
 
-from silomix_shuffler.storage.spares import Spares
 from silomix_shuffler.storage.spool import Spool
 from silomix_shuffler.storage.store import KeptReport, Store
 
@@ -29,16 +27,12 @@ _Step = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoo
 class WritingThread:
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._spares = Spares(store.bodies.with_name("spare"))
         self._steps: SimpleQueue[_Step | None] = SimpleQueue()
         self._thread = Thread(target=self._take_steps, name="disk", daemon=True)
         self._thread.start()
         self._pending: list[tuple[_Entry, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-
-    def spool(self, path: Path, length: int, *, fresh: bool = False) -> Spool:
-        return Spool(path, length, self._spares, fresh=fresh)
 
     async def do(
         self, step: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs

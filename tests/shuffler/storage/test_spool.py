@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from silomix_shuffler.storage import spool as spools
-from silomix_shuffler.storage.spares import Spares
 from silomix_shuffler.storage.spool import Spool
 
 LENGTH = 8
@@ -27,7 +26,7 @@ def _held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def spool_at(path: Path) -> Spool:
-    return Spool(path, LENGTH, Spares(path.parent.with_suffix(".spare")))
+    return Spool(path, LENGTH)
 
 
 @settings(
@@ -146,7 +145,7 @@ def test_what_is_not_wanted_any_more_takes_no_room(
 def test_nobody_closes_the_file_while_it_is_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its number, or the emptied file itself, could be another batch's by then."""
+    """Its number, could be another batch's by then."""
     monkeypatch.setattr(spools, "_HELD_BYTES", 0)
     spool, writing, may_go = spool_at(tmp_path / "body"), Event(), Event()
     write = os.pwritev
@@ -166,7 +165,6 @@ def test_nobody_closes_the_file_while_it_is_written_to(
         written.result(10.0)
         deleted.result(10.0)
     assert list(tmp_path.iterdir()) == []
-    assert [each.read_bytes() for each in tmp_path.with_suffix(".spare").iterdir()] == [b""]
 
 
 def test_closed_on_the_way_it_fails_as_a_file_does(tmp_path: Path) -> None:
@@ -187,7 +185,7 @@ def test_memory_holds_a_part_of_a_batch_only(
 ) -> None:
     monkeypatch.setattr(spools, "_HELD_BYTES", HELD_BYTES)
     length = 100_000
-    spool = Spool(tmp_path / "body", length, Spares(tmp_path / "spare"))
+    spool = Spool(tmp_path / "body", length)
     tracemalloc.start()
     try:
         for slot in range(200):
