@@ -194,7 +194,6 @@ class MixService(mix_pb2_grpc.MixServicer):
         word = self._rounds.own_commitment(current)
         for frame in frames(current.batch.descriptor.digest, current.chain, reports, word):
             yield frame
-        current.left.set()
 
     async def _batch_there(self, current: Round) -> None:
         """Wait until the batch can be collected, and mark it as known outside."""

@@ -40,7 +40,6 @@ class Round:
     collectors: int = 0
     extended: bool = False  # its batch was coming when time was up
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # sealed or aborted, on disk
-    left: asyncio.Event = field(default_factory=asyncio.Event)  # the batch was sent on
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     voiding: asyncio.Lock = field(default_factory=asyncio.Lock)
     keeping: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)

@@ -56,7 +56,6 @@ from silomix_shuffler.storage.writing_thread import WritingThread
 
 _STREAMS_PER_STUDY = 2  # of one silo: a new one may come before the old one is known to be broken
 _UNUSED_KEYS_S = 86_400.0  # how long keys wait for their round
-_RECEIPT_S = 0.05  # how long the receipts of a complete batch wait for it to leave
 _FEW = 32  # signatures that are checked at once, without a thread of their own
 _ROUNDS_KEPT = 2  # finished ones of a study, for questions that come again
 
@@ -245,14 +244,6 @@ class MixRounds:
             upload.close()
         if silo.name in current.keeping:  # goes on even if the silo hangs up
             await asyncio.shield(current.keeping[silo.name])
-            if not current.batch.waits:
-                await self._let_pass(current)
-
-    async def _let_pass(self, current: Round) -> None:
-        """Let a complete batch go before its receipts, which silos need only before the list."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_RECEIPT_S):
-                await current.left.wait()
 
     async def _keep(
         self, current: Round, silo: Silo, upload: Upload, signature: bytes, height: Height
