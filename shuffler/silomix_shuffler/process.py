@@ -16,7 +16,7 @@ from silomix_protocol.connections.introduction import Door
 from silomix_protocol.connections.tls import PARTIES, Identity
 from silomix_protocol.enrolment.renewal import Keeper
 from silomix_protocol.grpc_calls.call_limits import CallLimits
-from silomix_protocol.host import garbage_collection, logs
+from silomix_protocol.host import logs
 from silomix_protocol.keys import SigningKey, check_public_keys
 
 from silomix_shuffler.config import InvalidMixConfig, MixConfig
@@ -39,7 +39,6 @@ _MALLOC = {  # malloc.h
 def run(config: MixConfig) -> None:
     logs.configure(config.name)
     make_room()
-    garbage_collection.seldom()
     uvloop.run(_serve(config))
 
 
