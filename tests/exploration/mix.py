@@ -39,6 +39,7 @@ from silomix_shuffler.batch import Batch, State
 from silomix_shuffler.config import Limits
 from silomix_shuffler.errors import RefusedByMix
 from silomix_shuffler.metrics import Metrics
+from silomix_shuffler.round import round as round_module
 from silomix_shuffler.round.delivery import Delivery
 from silomix_shuffler.round.round import Round
 from silomix_shuffler.round.rounds import MixRounds
@@ -269,7 +270,7 @@ class MixMachine(Machine[MixState]):
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Whatever is committed in a transaction is synced, with all before it; a note is not."""
-        real = store_module.transaction, Store.tidy, store_module._BOOT_ID
+        real = store_module.transaction, Store.tidy, store_module._BOOT_ID, round_module.Spool
 
         @contextmanager
         def transaction(database: Any) -> Iterator[None]:
@@ -284,10 +285,11 @@ class MixMachine(Machine[MixState]):
 
         store_module.transaction, Store.tidy = transaction, tidy  # type: ignore[method-assign]
         store_module._BOOT_ID = self._boot  # type: ignore[assignment]
+        round_module.Spool = _NoSpool  # type: ignore[assignment,misc]
         try:
             yield
         finally:
-            store_module.transaction, Store.tidy, store_module._BOOT_ID = real  # type: ignore[method-assign]
+            store_module.transaction, Store.tidy, store_module._BOOT_ID, round_module.Spool = real  # type: ignore[method-assign,misc]
 
     def _image(self) -> bytes:
         image = bytearray(self._disk.store._database.serialize())
@@ -543,16 +545,11 @@ class _Disk:
     async def do(self, step: Any, *args: Any, **kwargs: Any) -> Any:
         return step(*args, **kwargs)
 
-    async def then_delete(self, _spools: Any, step: Any, *args: Any, **kwargs: Any) -> None:
-        step(*args, **kwargs)
-
-    def spool(self, path: Path, _length: int) -> "_NoSpool":
-        return _NoSpool(path)
-
 
 @dataclass(slots=True)
 class _NoSpool:
     path: Path
+    length: int
 
     def delete(self) -> None: ...
 

@@ -91,7 +91,8 @@ class Delivery:
         """Delete the bodies of a batch that the next mix has, or will never take."""
         digest, store = current.batch.descriptor.digest, self._disk.store
         forget = not current.study.batching.gate  # behind a gate it may have to be disclosed
-        await self._disk.then_delete([current.spool], store.delivered, digest, forget=forget)
+        await self._disk.do(store.delivered, digest, forget=forget)
+        current.spool.delete()
         current.delivered = True
 
     def problems(self) -> list[str]:

@@ -55,8 +55,7 @@ class Intake:
                 output = _open_upload(current, upload, slot)
             upload.close()  # others may be waiting for its place in memory
             kept = KeptReport(slot, silo, upload.digest, output, signature, height)
-            more = current.batch.waits
-            await self._disk.keep(digest, kept, current.spool, more_to_come=more)
+            await self._disk.keep(digest, kept, current.spool)
         except Exception as error:  # whatever it was, nobody waits for this report any more
             current.batch.withdraw(silo)
             current.spool.forget(slot)

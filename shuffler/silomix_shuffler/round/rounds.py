@@ -189,9 +189,6 @@ class MixRounds:
                 raise WrongRound("this round is over")
             raise WrongRound("this mix has no such keys for the round; ask it for keys again")
         self._store.open(descriptor, seal_key, over=_purging(over))
-        for each in over:
-            with suppress(OSError):  # what stays is swept at the next start
-                each.spool.delete()
         return seal_key, release_key
 
     def _stored_keys(self, descriptor: Descriptor) -> tuple[SealKey | None, SealKey | None, bytes]:
@@ -390,14 +387,14 @@ class MixRounds:
         current.disarm()
         reports = await self._disk.do(self._store.reports, descriptor.digest)
         current.disclosed = disclosure(current, reports)
-        await self._disk.then_delete(
-            [current.spool],
+        await self._disk.do(
             self._store.voided,
             descriptor,
             current.reason,
             current.disclosed,
             uncertain=current.batch.doubtful,
         )
+        current.spool.delete()
         current.seal_key = current.release_key = None
         current.voided = current.delivered = True
         logs.warning("batch_voided", round=descriptor.round, reason=current.reason)
@@ -485,16 +482,16 @@ class MixRounds:
     async def _released(self, current: Round) -> None:
         """Forget what nobody will ask about again, of this round and of rounds that are over."""
         over = self._forget_old(current.study)
-        spools = [current.spool] * current.last + [each.spool for each in over]
-        await self._disk.then_delete(
-            spools,
+        await self._disk.do(
             self._store.released,
             current.batch.descriptor,
             last=current.last,
             over=_purging(over),
         )
         self._purged(over)
-        current.delivered |= current.last
+        if current.last:
+            current.spool.delete()
+            current.delivered = True
         current.seal_key = None
 
     def _forget_old(self, study: Study) -> list[Round]:
@@ -521,13 +518,14 @@ class MixRounds:
         """Purge forgotten rounds on disk too."""
         over = list(self._unpurged.values())
         if over:
-            spools = [each.spool for each in over]
-            await self._disk.then_delete(spools, self._store.purge, _purging(over))
+            await self._disk.do(self._store.purge, _purging(over))
             self._purged(over)
 
     def _purged(self, over: Iterable[Round]) -> None:
         """Note that rounds are gone on disk too; after a failed step, the next one purges them."""
         for each in over:
+            with suppress(OSError):  # what stays is swept at the next start
+                each.spool.delete()
             self._unpurged.pop(each.batch.descriptor.digest, None)
 
     async def _expire(self) -> None:

@@ -5,12 +5,10 @@ a commit is under way share the next one, so that a disk that takes its time cos
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from silomix_protocol.rounds.descriptor import RoundDigest
 
@@ -19,82 +17,31 @@ from silomix_shuffler.storage.store import KeptReport, Store
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
-_GATHER_S = 0.02  # the batch waits for others anyway, and a receipt with it
 _Entry = tuple[RoundDigest, KeptReport, Spool]
-_Step = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 class WritingThread:
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._steps: SimpleQueue[_Step | None] = SimpleQueue()
-        self._thread = Thread(target=self._take_steps, name="disk", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._pending: list[tuple[_Entry, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     async def do(
         self, step: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
     ) -> Result:
-        """Take one step on the writing thread; it is taken even if the caller is cancelled.
-
-        Does what an executor would, with a third of its work for each step.
-        """
+        """Take one step on the writing thread; it is taken even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Result] = loop.create_future()
-        self._steps.put((partial(step, *args, **kwargs), done, loop))
-        return await done
+        taken = loop.run_in_executor(self._thread, partial(step, *args, **kwargs))
+        return await asyncio.shield(taken)
 
-    def _take_steps(self) -> None:
-        while (asked := self._steps.get()) is not None:
-            step, done, loop = asked
-            try:
-                settle = partial(_settle, done, step(), None)
-            except BaseException as error:
-                settle = partial(_settle, done, None, error)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle)
-            del asked, step, done, settle  # so that nothing is kept alive until the next step
-
-    async def then_delete(
-        self,
-        spools: Sequence[Spool],
-        step: Callable[Args, None],
-        *args: Args.args,
-        **kwargs: Args.kwargs,
-    ) -> None:
-        """Take the step, then delete the bodies: a file system may take milliseconds over that."""
-
-        def both() -> None:
-            step(*args, **kwargs)
-            for spool in spools:
-                spool.delete()
-
-        await self.do(both)
-
-    async def keep(
-        self, digest: RoundDigest, kept: KeptReport, spool: Spool, *, more_to_come: bool = False
-    ) -> None:
-        """Return when this report, whose body was written to `spool`, is safe.
-
-        With `more_to_come` the report waits a moment for others to share a commit with.
-        """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
+    async def keep(self, digest: RoundDigest, kept: KeptReport, spool: Spool) -> None:
+        """Return when this report, whose body was written to `spool`, is safe."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append(((digest, kept, spool), done))
-        if not more_to_come:
-            self._due()
-        elif self._timer is None:
-            self._timer = loop.call_later(_GATHER_S, self._due)
-        await done
-
-    def _due(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
+        await done
 
     async def _write(self) -> None:
         while self._pending:
@@ -122,25 +69,14 @@ class WritingThread:
         return [failed[id(spool)] for _, _, spool in entries]
 
     async def close(self) -> None:
-        self._due()
         if self._writer is not None:
             await asyncio.gather(self._writer, return_exceptions=True)
         await self.do(self.store.close)
-        self._end_thread()
+        self.end()
 
-    def _end_thread(self) -> None:
+    def end(self) -> None:
         """End the thread after the steps that it was asked for."""
-        self._steps.put(None)
-        self._thread.join()
-
-
-def _settle(done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if done.cancelled():
-        return
-    if error is None:
-        done.set_result(result)
-    else:
-        done.set_exception(error)
+        self._thread.shutdown()
 
 
 def _failure(spool: Spool) -> Exception | None:

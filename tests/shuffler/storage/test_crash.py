@@ -310,7 +310,7 @@ class MortalDisk(WritingThread):
         return await asyncio.Event().wait()
 
     def bury(self) -> None:
-        self._end_thread()
+        self.end()
         self.store._database.close()
 
 
