@@ -57,7 +57,6 @@ class Intake:
             await self._disk.keep(digest, kept, current.spool)
         except Exception as error:  # whatever it was, nobody waits for this report any more
             current.batch.withdraw(silo)
-            current.spool.forget(slot)
             logs.warning("report_not_kept", reason=type(error).__name__)
             raise NoRoom("this mix cannot store your report") from error
         finally:
@@ -80,7 +79,6 @@ class Intake:
                 else:
                     output = await self._opening(_open_report, *work)
                 outputs.append(output)
-            spool.flush()
         except OSError as error:
             spool.delete()
             raise NoRoom("this mix cannot store the batch") from error
