@@ -303,7 +303,7 @@ class MixMachine(Machine[MixState]):
         self._load(snapshot.now)
         self._synced, self._boot.now = snapshot.synced, snapshot.boot
         rounds = self._rounds
-        rounds._rounds, rounds._unpurged, rounds._at_hand = {}, {}, {}
+        rounds._rounds, rounds._unpurged = {}, {}
         for name, memory in snapshot.memory.items():
             descriptor = self._questions.secrets(name).descriptor
             batch = Batch(descriptor)

@@ -56,11 +56,7 @@ from silomix_shuffler.storage.writing_thread import WritingThread
 
 _STREAMS_PER_STUDY = 2  # of one silo: a new one may come before the old one is known to be broken
 _UNUSED_KEYS_S = 86_400.0  # how long keys wait for their round
-_FEW = 32  # signatures that are checked at once, without a thread of their own
 _ROUNDS_KEPT = 2  # finished ones of a study, for questions that come again
-
-_Keys = tuple[SealKey, SealKey | None, bytes]  # seal, release, their fingerprint
-
 
 class MixRounds:
     """The rounds that one mix has open; its place in a chain follows from the study file."""
@@ -87,7 +83,6 @@ class MixRounds:
         self._grace_s = grace_s
         self._rounds: dict[RoundDigest, Round] = {}
         self._unpurged: dict[RoundDigest, Round] = {}  # forgotten in memory, still on disk
-        self._at_hand: dict[tuple[StudyId, int], dict[int, _Keys]] = {}  # of the last stretches
         self._opening: dict[RoundDigest, asyncio.Task[Round]] = {}
         self._attendance = ExpectedSilos()
         self.heights = HeightBook()  # of silos' ledgers; saved with their reports
@@ -130,10 +125,6 @@ class MixRounds:
             gate=study.batching.gate,
         )
         keys = [_public(*each) for each in made]
-        self._at_hand[study.identity, request.attempt] = {
-            number: (*each, fingerprint(public))
-            for number, each, public in zip(rounds, made, keys, strict=True)
-        }
         listed = sign_list(study, request.attempt, request.first_round, keys, self._sign_key)
         return mix_pb2.PreparedRounds(list=listed, keys=keys)
 
@@ -159,9 +150,8 @@ class MixRounds:
             raise TooMuch("too many rounds of this study are open")
         current = self._make(study, Batch(descriptor))
         self._check_room(current.body_bytes)
-        at_hand = self._at_hand.get((study.identity, descriptor.attempt), {})
-        keys, over = at_hand.pop(descriptor.round, None), self._forget_old(study)
-        bound = await self._disk.do(self._bind, current, keys, over)
+        over = self._forget_old(study)
+        bound = await self._disk.do(self._bind, current, over)
         self._purged(over)
         current.seal_key, current.release_key = bound
         self._rounds[descriptor.digest] = current
@@ -174,28 +164,21 @@ class MixRounds:
             self.delivery.ready(current)  # connect before there is something to send
         return current
 
-    def _bind(
-        self, current: Round, keys: "_Keys | None", over: Sequence[Round]
-    ) -> tuple[SealKey, SealKey | None]:
+    def _bind(self, current: Round, over: Sequence[Round]) -> tuple[SealKey, SealKey | None]:
         """Bind the attempt to its descriptor for good; return our keys, which it names.
 
-        Runs on the writing thread, in one go; the store has the last word on `keys`.  Rounds that
-        are `over` are purged with it: that costs no commit of its own.
+        Runs on the writing thread, in one go.  Rounds that are `over` are purged with it: that
+        costs no commit of its own.
         """
         descriptor = current.batch.descriptor
-        seal_key, release_key, own = keys or self._stored_keys(descriptor)
-        if seal_key is None or own != descriptor.mix_keys[current.hop]:
+        seal_key, release_key = self._store.keys(descriptor)
+        named = descriptor.mix_keys[current.hop]
+        if seal_key is None or fingerprint(_public(seal_key, release_key)) != named:
             if self._store.known(descriptor.digest) is not None:
                 raise WrongRound("this round is over")
             raise WrongRound("this mix has no such keys for the round; ask it for keys again")
         self._store.open(descriptor, seal_key, over=_purging(over))
         return seal_key, release_key
-
-    def _stored_keys(self, descriptor: Descriptor) -> tuple[SealKey | None, SealKey | None, bytes]:
-        """The seal and the release key of an attempt, and their fingerprint."""
-        seal_key, release_key = self._store.keys(descriptor)
-        own = b"" if seal_key is None else fingerprint(_public(seal_key, release_key))
-        return seal_key, release_key, own
 
     def _make(self, study: Study, batch: Batch) -> Round:
         hop = place(study, self.name)
@@ -455,42 +438,38 @@ class MixRounds:
             raise WrongRound("this study has no gate")
         if len(request.confirmations) > len(current.study.silos):
             raise TooMuch("more confirmations than silos")
-        if len(request.confirmations) > _FEW:
-            confirmed = await asyncio.to_thread(_confirmed, current, request)
-        else:
-            confirmed = _confirmed(current, request)
+        confirmed = await asyncio.to_thread(_confirmed, current, request)
         async with current.voiding:
             before = current.batch.state
             current.batch.release(request.list, confirmed)
             if before is not State.RELEASED:
-                await self._note_release(current)
+                await self._released(current)
                 number = current.batch.descriptor.round
                 logs.event("gate_opened", round=number, confirmed=len(confirmed))
         if current.release_key is None:
             raise WrongRound("the release key of this round is gone")
         return current.release_key.raw
 
-    async def _note_release(self, current: Round) -> None:
-        """Note the key as given away before it is; the work that follows does not hold it up."""
+    async def _released(self, current: Round) -> None:
+        """Note the key as given away before it is, and forget what nobody asks about again.
+
+        Rounds that are over are purged with it.
+        """
+        over = self._forget_old(current.study)
         try:
-            await self._disk.do(self._store.given, current.batch.descriptor.digest)
+            await self._disk.do(
+                self._store.released,
+                current.batch.descriptor,
+                last=current.last,
+                over=_purging(over),
+            )
         except (OSError, sqlite3.Error):
             current.batch.state = State.FORWARDED
             raise
-        self._tasks.start(self._released(current))
-
-    async def _released(self, current: Round) -> None:
-        """Forget what nobody will ask about again, of this round and of rounds that are over."""
-        over = self._forget_old(current.study)
-        await self._disk.do(
-            self._store.released,
-            current.batch.descriptor,
-            last=current.last,
-            over=_purging(over),
-        )
         self._purged(over)
         if current.last:
-            current.spool.delete()
+            with suppress(OSError):
+                current.spool.delete()
             current.delivered = True
         current.seal_key = None
 
