@@ -21,8 +21,8 @@ from silomix_protocol.keys import SigningKey, check_public_keys
 
 from silomix_shuffler.config import InvalidMixConfig, MixConfig
 from silomix_shuffler.metrics import Metrics, MetricsServer
-from silomix_shuffler.round.round import place
 from silomix_shuffler.round.rounds import MixRounds
+from silomix_shuffler.round.served_studies import place
 from silomix_shuffler.service import MixService
 from silomix_shuffler.storage.store import Store
 from silomix_shuffler.storage.writing_thread import WritingThread

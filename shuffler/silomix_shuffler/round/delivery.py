@@ -92,8 +92,7 @@ class Delivery:
         digest, store = current.batch.descriptor.digest, self._disk.store
         forget = not current.study.batching.gate  # behind a gate it may have to be disclosed
         await self._disk.do(store.delivered, digest, forget=forget)
-        current.spool.delete()
-        current.delivered = True
+        current.deliver()
 
     def problems(self) -> list[str]:
         return [f"{name} does not take batches" for name in sorted(self._failing)]

@@ -85,8 +85,7 @@ class Intake:
         except BaseException:
             spool.delete()
             raise
-        current.spool.close()
-        current.spool = spool
+        current.take_bodies(spool)
         return outputs
 
     def _opening(

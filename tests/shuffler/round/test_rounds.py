@@ -375,7 +375,9 @@ def test_a_later_mix_that_gets_no_batch_aborts_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first mix is down for good; waiting ends, and the round can be abandoned."""
-    monkeypatch.setattr("silomix_shuffler.round.rounds.chain_wait_s", lambda deadline_s, hops: 0.2)
+    monkeypatch.setattr(
+        "silomix_shuffler.round.deadlines.chain_wait_s", lambda deadline_s, hops: 0.2
+    )
     made = make_consortium(tmp_path / "c", mixes=2, deadline_s=0.1)
 
     async def scene() -> None:
