@@ -43,7 +43,7 @@ from silomix_shuffler.metrics import Metrics
 from silomix_shuffler.refusals import kind_of, sentence
 from silomix_shuffler.round.round import Round
 from silomix_shuffler.round.rounds import MixRounds
-from silomix_shuffler.round.upload import Upload
+from silomix_shuffler.round.upload import Room, Upload, is_large
 
 _COLLECT_MARGIN_S = 5.0
 _REFUSALS_PER_STREAM = 16
@@ -60,6 +60,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         self._sign_key = sign_key
         self._metrics = metrics
         self._door = door or Door()
+        self._room = Room()
         self.stopping = False  # no round is begun any more, those under way go on
 
     # The coordinator ----------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         """Read a report of exactly the round's length, within its time limit."""
         if first.header.bytes != current.length_in:
             raise WrongLength("a report of this round has another length")
-        upload = Upload(current.length_in, current.spool.path.parent)
+        upload = await self._upload(current)
         try:
             upload.add(first.chunk)
             if not upload.complete:
@@ -274,6 +275,11 @@ class MixService(mix_pb2_grpc.MixServicer):
             upload.close()
             raise
         return upload
+
+    async def _upload(self, current: Round) -> Upload:
+        wanted, folder = current.length_in, current.spool.path.parent
+        in_memory = is_large(wanted) and await self._room.taken()
+        return Upload(wanted, folder, self._room if in_memory else None)
 
     # The previous mix ---------------------------------------------------------------------------
 

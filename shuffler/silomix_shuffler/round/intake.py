@@ -53,6 +53,7 @@ class Intake:
                 output = await self._opening(_open_upload, current, upload, slot)
             else:
                 output = _open_upload(current, upload, slot)
+            upload.close()  # others may be waiting for its place in memory
             kept = KeptReport(slot, silo, upload.digest, output, signature, height)
             await self._disk.keep(digest, kept, current.spool)
         except Exception as error:  # whatever it was, nobody waits for this report any more
