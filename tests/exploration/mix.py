@@ -180,7 +180,6 @@ class MixMachine(Machine[MixState]):
         if batch.admit(who, onion):
             kept = KeptReport(silo, who, onion, gated(silo, name))
             self._disk.store.add([(batch.descriptor.digest, kept)])
-            current.next_slot(silo)
             batch.add(silo, gated(silo, name), who)
             return (("receipt", name, silo),)
         return ()  # the same receipt once more

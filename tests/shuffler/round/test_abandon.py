@@ -117,7 +117,7 @@ def test_a_sealed_batch_that_did_not_leave_is_abandoned(pair: Consortium) -> Non
             async with mix_serving(pair, 1) as second:
                 await abandoned_by_all(played)
                 await completes(pair, attempt=2)
-                first = second.round(played.descriptor.digest)
+                first = second.rounds.named(played.descriptor.digest)
                 assert first.chain == ()
                 assert first.reason == "abandoned by the coordinator"
 
