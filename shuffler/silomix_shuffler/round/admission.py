@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 from silomix_core.study.study import Silo
+from silomix_protocol.rounds.descriptor import RoundDigest
 from silomix_protocol.rounds.heights import BehindHeight, Height, HeightBook
 
 from silomix_shuffler.errors import BehindLedger, RefusedByMix, TooMuch, WrongSender
@@ -33,6 +34,7 @@ class Admission:
         self._served, self._rounds, self._expected = served, rounds, expected
         self._deadlines, self._intake, self._tasks = deadlines, intake, tasks
         self._grace_s = grace_s
+        self._keeping: dict[tuple[RoundDigest, str], asyncio.Task[None]] = {}
         self.heights = HeightBook()  # of silos' ledgers; saved with their reports
 
     async def admit(
@@ -56,11 +58,11 @@ class Admission:
             if len(current.batch.admitted) == 1:
                 self._deadlines.await_reports(current)
             keeping = self._keep(current, silo, upload, signature, height)
-            current.keeping[silo.name] = self._tasks.start(keeping)
+            self._keeping[_place(current, silo)] = self._tasks.start(keeping)
         else:
             upload.close()
-        if silo.name in current.keeping:  # goes on even if the silo hangs up
-            await asyncio.shield(current.keeping[silo.name])
+        if (task := self._keeping.get(_place(current, silo))) is not None:
+            await asyncio.shield(task)  # goes on even if the silo hangs up
 
     async def _keep(
         self, current: Round, silo: Silo, upload: Upload, signature: bytes, height: Height
@@ -70,7 +72,7 @@ class Admission:
             await self._intake.keep(current, silo.name, upload, signature, known)
             self._expected.answered(current.study.identity, silo.name)
         finally:
-            del current.keeping[silo.name]
+            del self._keeping[_place(current, silo)]
             self._deadlines.seal_if_complete(current)  # also without it: time may be up
 
     # Coming and going -----------------------------------------------------------------------------
@@ -101,3 +103,7 @@ class Admission:
         for current in self._rounds:
             if current.hop == 0:
                 self._deadlines.seal_if_complete(current)
+
+
+def _place(current: Round, silo: Silo) -> tuple[RoundDigest, str]:
+    return current.batch.descriptor.digest, silo.name

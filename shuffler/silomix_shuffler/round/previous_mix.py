@@ -34,7 +34,7 @@ class PreviousMix:
         else:
             outputs = await self._intake.open_all(current, incoming)
             if current.batch.state is not State.OPEN:
-                current.spool.delete()
+                current.delete_bodies()
                 raise WrongRound("this round was aborted here")
             good = sum(current.batch.add(slot, output) for slot, output in enumerate(outputs))
             self._intake.count(good, len(outputs) - good)

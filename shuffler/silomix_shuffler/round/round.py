@@ -39,7 +39,6 @@ class Round:
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # sealed or aborted, on disk
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     voiding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    keeping: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
     since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     _extended: bool = False  # its batch was coming when time was up
     _slots: int = 0
@@ -178,6 +177,11 @@ class Round:
         self.chain, self.sequence = (), ()
         self.seal_key = self.release_key = None
         self.closed.set()
+
+    def close(self) -> None:
+        """Let go of timer and file; what is on disk stays."""
+        self.disarm()
+        self.spool.close()
 
     def delete_bodies(self) -> None:
         with suppress(OSError):  # what stays is swept at the next start

@@ -128,8 +128,7 @@ class MixRounds:
         await self.retention.purge()
         await self._disk.do(lambda: None)  # a batch may still be on its way to the disk
         for current in self.rounds:
-            current.disarm()
-            current.spool.close()
+            current.close()
         await self.delivery.close()
         await self._disk.close()
 
