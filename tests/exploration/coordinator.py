@@ -248,7 +248,7 @@ class _Run:
         key = self._questions.server_key
         self.settlements = Settlements(self._study, key, journal, chain, complaints)
         reader = FrameReader(self._study, None, complaints, self.settlements)
-        self.channel = RoundChannel(self._study, reader)
+        self.channel = RoundChannel(self._study, reader, sync=journal.sync)
         self.channel.open_lease("lease")
         members: Any = _Members(self)
         self.rounds = RoundPlayer(
@@ -311,14 +311,15 @@ class _Run:
             None if each is None else each.descriptor.digest for each in (view.current, view.last)
         ]
         telling = tuple(
-            (name, tuple(_said(each) for each in follower.events._queue))  # type: ignore[attr-defined]
+            (name, tuple(_said(each) for each in follower.events._queue), len(follower.unhurried))  # type: ignore[attr-defined]
             for name, follower in sorted(self.channel._followers.items())
         )
         now = image_of(world.journal)
         key = world.key(replace(self.state, journal=now)), world.rows(self._synced)
         load(world.journal, now)
         left = tuple(each.digest for each in self.settlements._left)
-        return point, key, tuple(shown), telling, left
+        untold = self.channel._untold is not None
+        return point, key, tuple(shown), telling, left, untold
 
     def die(self, how: str) -> NoReturn:
         self._death = how

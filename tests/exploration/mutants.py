@@ -20,8 +20,8 @@ from silomix_protocol.host.durable import note
 from silomix_server.errors import MixFailed
 from silomix_server.rounds.play_rounds import RoundPlayer as ServerRounds
 from silomix_server.rounds.round_state import Course
+from silomix_server.silos.round_channel import RoundChannel
 from silomix_server.silos.settlements import Settlements
-from silomix_server.study import journal as journal_module
 from silomix_server.study.journal import Journal
 from silomix_shuffler.batch import Batch, State
 from silomix_shuffler.errors import GateClosed
@@ -257,15 +257,12 @@ def _closed_rounds(journal: Journal) -> Any:
     return rounds[:-1] if row == (None,) else rounds
 
 
-_closed = Journal.closed
+_close_round = RoundChannel.close_round
 
 
-def _closed_as_it_is_noted(*args: Any) -> None:
-    real, journal_module.transaction = journal_module.transaction, note
-    try:
-        _closed(*args)
-    finally:
-        journal_module.transaction = real
+def _close_at_once(channel: RoundChannel, settlement: Any) -> None:
+    _close_round(channel, settlement)
+    channel.journalled()
 
 
 async def _none_left(*_: Any) -> list[Any]:
@@ -297,7 +294,7 @@ COORDINATOR_MUTANTS: dict[str, tuple[tuple[Change, ...], str]] = {
         "although a batch of it had come",
     ),
     "that it was used is told before the journal is on disk": (
-        ((Journal, "closed", _closed_as_it_is_noted),),
+        ((RoundChannel, "close_round", _close_at_once),),
         "do not agree whether",
     ),
     "what was left is not settled, and a silo answers without knowing": (

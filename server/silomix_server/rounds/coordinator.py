@@ -83,7 +83,8 @@ class Coordinator:
         door = Door(config.name, identity.authority, introduced)
         self._heights = open_database(state / "heights.sqlite", HEIGHTS, _HEIGHTS_VERSION)
         heights = HeightBook(kept_heights(self._heights), self._keep_height)
-        self._channel = RoundChannel(study, reader, door, sign_key, heights)
+        sync = self._journal.sync
+        self._channel = RoundChannel(study, reader, door, sign_key, heights, sync)
         office = LeaseOffice(study, grid, identity.revocations)
         self._membership = Membership(config, office, self._channel, self._chain, self._tokens)
         self._rounds = RoundPlayer(

@@ -187,6 +187,7 @@ class RoundPlayer:
         )
         descriptor = issue(self._study, number, attempt, course.query, keys, self._sign_key)
         self._journal.opened(descriptor)
+        self._channel.journalled()
         course.begin(descriptor)
         opened = channel_pb2.RoundOpened(
             descriptor=descriptor.to_wire(),

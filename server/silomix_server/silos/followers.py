@@ -33,11 +33,13 @@ class Follower:
     unwelcome: int = 0
     ended: bool = False
     dismissed: bool = False
+    unhurried: list[Event] = field(default_factory=list)  # go with the next event told
 
     def tell(self, events: Iterable[Event]) -> None:
-        for event in events:
+        for event in (*self.unhurried, *events):
             self.events.put_nowait(event)
             self.may_ask_echo = self.may_ask_echo or event.HasField("opened")
+        self.unhurried.clear()
 
     async def next_event(self, listening: "asyncio.Task[None]") -> Event | None:
         """The next event to send, None when the stream is over.
@@ -76,6 +78,7 @@ class Follower:
     def dismiss(self, reason: str) -> None:
         """End the stream and forget what was not read."""
         self.dismissed = True
+        self.unhurried.clear()
         while not self.events.empty():
             self.events.get_nowait()
         self.tell([Event(ended=channel_pb2.LeaseEnded(reason=reason))])

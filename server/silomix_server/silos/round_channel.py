@@ -5,7 +5,7 @@ round again and answers with the bytes that it stored.  A silo that has no token
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 
 import grpc
@@ -54,9 +54,12 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
         door: Door | None = None,
         sign_key: SigningKey | None = None,
         heights: HeightBook | None = None,
+        sync: Callable[[], None] = lambda: None,
     ) -> None:
-        self._study = study
+        """Open for no lease yet; `sync` makes sure that the journal is on disk."""
+        self._study, self._sync = study, sync
         self._heights = heights or HeightBook()
+        self._untold: RoundAttempt | None = None  # a round that is over, maybe not yet on disk
         self._reader = reader
         self._door, self._sign_key = door or Door(), sign_key
         self._lease: str | None = None
@@ -211,6 +214,9 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
 
     def close_lease(self, reason: str) -> None:
         self._lease = None
+        if self._untold is not None:
+            self._sync()
+            self.journalled()
         self._view.current = self._view.stretch = None
         self._tell([Event(ended=channel_pb2.LeaseEnded(reason=reason))])
         self._followers.clear()
@@ -231,6 +237,7 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
             self._dismiss(silo, "you are too far behind")
         self._view.current = RoundAttempt.opened(descriptor, opened, query)
         self._tell(self._view.current.opening, descriptor.silos)
+        self._tell([], self.followers - frozenset(descriptor.silos))
 
     def commit(
         self,
@@ -248,25 +255,36 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
         self._tell([event], current.descriptor.silos)
 
     def close_round(self, settlement: Settlement) -> None:
-        """End the current round, which the journal has on disk, and tell how it ended."""
+        """End the current round; that it was used is told when the journal surely has it."""
         view, current = self._view, self._view.current
         if current is None or current.descriptor.digest != settlement.digest:
             return
         current.settlement = settlement
         self._forget(view.earlier)
         view.earlier, view.last, view.current = view.last, current, None
-        self.settle(settlement, current.descriptor.silos)
+        self._untold = current
+        if settlement.closed is not None and settlement.closed.void:
+            self.journalled()  # even if the journal lost it
         for silo in current.inspectors:
             self._tell(current.passages(), [silo])
 
+    def journalled(self) -> None:
+        """Tell, with the next message, the ending that waited for the journal, now on disk."""
+        over, self._untold = self._untold, None
+        if over is not None and over.settlement is not None:
+            self.settle(over.settlement, over.descriptor.silos)
+
     def settle(self, settlement: Settlement, silos: Iterable[str]) -> None:
-        """Tell silos what became known of a round that is over."""
+        """Tell silos, with the next message, what became known of a round that is over."""
+        if not settlement.traced:
+            self._later(Event(closed=settlement.closed), silos)
+            return
         for silo in silos:
-            self._tell([self._closed(settlement, silo)], [silo])
+            self._later(self._closed(settlement, silo), [silo])
 
     def _ending(self, over: RoundAttempt, silo: str) -> list[Event]:
         """The events about how a round ended, as far as it may be told."""
-        if over.settlement is None:
+        if over.settlement is None or over is self._untold:
             return over.ending
         return [*over.ending, self._closed(over.settlement, silo)]
 
@@ -282,6 +300,10 @@ class RoundChannel(channel_pb2_grpc.RoundChannelServicer):
     def _tell(self, events: list[Event], silos: Iterable[str] | None = None) -> None:
         for follower in self._of(silos):
             follower.tell(events)
+
+    def _later(self, event: Event, silos: Iterable[str]) -> None:
+        for follower in self._of(silos):
+            follower.unhurried.append(event)
 
     def _of(self, silos: Iterable[str] | None) -> list[Follower]:
         """The followers among `silos`; all followers if that is None."""

@@ -107,9 +107,12 @@ class Journal:
             )
 
     def closed(self, round_number: int, result: ClosedRound, settlement: Settlement) -> None:
-        """Record a round's result durably, before anybody hears that it was used."""
+        """Record a round's result; durable with the next opening, `sync`, or `close`.
+
+        Until then a power cut makes the round void, as if the coordinator had died during it.
+        """
         total = None if result.total is None else result.total.astype("<i8").tobytes()
-        with transaction(self._database):
+        with note(self._database):
             self._database.execute(
                 "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)",
                 (round_number, result.reports, total),
@@ -161,6 +164,11 @@ class Journal:
             "WHERE pending ORDER BY round, attempt"
         )
         return _signed(rows.fetchall())
+
+    def sync(self) -> None:
+        """Wait until everything recorded so far is on disk."""
+        with transaction(self._database):  # a commit that writes nothing waits for nothing
+            self._database.execute(f"PRAGMA user_version = {_VERSION}")
 
     def close(self) -> None:
         self._database.close()

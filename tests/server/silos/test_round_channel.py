@@ -107,6 +107,7 @@ class Desk:
         )
         with suppress(sqlite3.IntegrityError):  # asked again
             self.journal.opened(round_.descriptor)
+        self.channel.journalled()
         self.channel.open_round(round_.descriptor, opened, QUERY)
 
     def close_round(
@@ -146,7 +147,7 @@ async def desk_open(made: Consortium, state: Path, lease: str = "lease") -> Asyn
     chain: Any = None  # no mix is asked here
     settlements = Settlements(study, signer(made, "server"), journal, chain, complaints)
     reader = FrameReader(study, tokens, complaints, settlements)
-    channel = RoundChannel(study, reader)
+    channel = RoundChannel(study, reader, sync=journal.sync)
     server = identity(made, study.server.name).server(study.server.channel_address)
     channel_pb2_grpc.add_RoundChannelServicer_to_server(channel, server)
     await server.start()
@@ -496,14 +497,22 @@ def test_that_a_round_was_used_is_told_when_the_journal_has_it(
 
     async def scenario() -> None:
         async with desk_open(made, tmp_path) as desk:
+            synced: list[str] = []
+            desk.channel._sync = lambda: synced.append("sync")
             round_ = asked(made)
             desk.open_stretch([round_])
             desk.open_round(round_)
             async with following(made, "silo-1") as one:
                 for kind in ("stretch", "opened", "query_chunk"):
                     await one.hear(kind)
-                desk.close_round(round_)  # the journal first, and it waits for the disk
+                desk.close_round(round_)
+                await one.say(echo=b"echo")
+                await one.hear("echo")  # a message that would take along what waits
+                assert synced == []
+                desk.channel.close_lease("enough")
+                assert synced == ["sync"]
                 assert not (await one.hear("closed")).closed.void
+                await one.hear("ended")
 
     run(scenario())
 
@@ -629,12 +638,12 @@ def test_a_missing_report_is_looked_into_and_complained_about(
                 await stream.say(answer=answer)
                 await until(lambda: bool(desk.complaints()))
                 desk.close_round(round_)
-                await stream.hear("closed")
                 passages = [(await stream.hear("passage")).passage for _ in made.study.mixes]
                 assert [each.statement for each in passages] == batch.chain
                 assert not any(each.HasField("ending") for each in passages)
                 await stream.call.done_writing()
                 desk.channel.close_lease("enough")
+                await stream.hear("closed")
                 await stream.hear("ended")
                 assert await stream.is_over()
             (kept,) = desk.complaints()
