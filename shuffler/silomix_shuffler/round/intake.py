@@ -55,7 +55,8 @@ class Intake:
                 output = _open_upload(current, upload, slot)
             upload.close()  # others may be waiting for its place in memory
             kept = KeptReport(slot, silo, upload.digest, output, signature, height)
-            await self._disk.keep(digest, kept, current.spool)
+            more = current.batch.waits
+            await self._disk.keep(digest, kept, current.spool, more_to_come=more)
         except Exception as error:  # whatever it was, nobody waits for this report any more
             current.batch.withdraw(silo)
             logs.warning("report_not_kept", reason=type(error).__name__)

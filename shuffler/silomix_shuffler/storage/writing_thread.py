@@ -17,6 +17,7 @@ from silomix_shuffler.storage.store import KeptReport, Store
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+_GATHER_S = 0.02  # the batch waits for others anyway, and a receipt with it
 _Entry = tuple[RoundDigest, KeptReport, Spool]
 
 
@@ -26,6 +27,7 @@ class WritingThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._pending: list[tuple[_Entry, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def do(
         self, step: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
@@ -35,13 +37,28 @@ class WritingThread:
         taken = loop.run_in_executor(self._thread, partial(step, *args, **kwargs))
         return await asyncio.shield(taken)
 
-    async def keep(self, digest: RoundDigest, kept: KeptReport, spool: Spool) -> None:
-        """Return when this report, whose body was written to `spool`, is safe."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def keep(
+        self, digest: RoundDigest, kept: KeptReport, spool: Spool, *, more_to_come: bool = False
+    ) -> None:
+        """Return when this report, whose body was written to `spool`, is safe.
+
+        With `more_to_come` the report waits a moment for others to share a commit with.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
         self._pending.append(((digest, kept, spool), done))
+        if not more_to_come:
+            self._due()
+        elif self._timer is None:
+            self._timer = loop.call_later(_GATHER_S, self._due)
+        await done
+
+    def _due(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
-        await done
 
     async def _write(self) -> None:
         while self._pending:
@@ -69,6 +86,7 @@ class WritingThread:
         return [failed[id(spool)] for _, _, spool in entries]
 
     async def close(self) -> None:
+        self._due()
         if self._writer is not None:
             await asyncio.gather(self._writer, return_exceptions=True)
         await self.do(self.store.close)
