@@ -2,6 +2,7 @@
 
     python benchmarks/in_turns.py 2b2fe49                  # N = 10, d = 50
     python benchmarks/in_turns.py 2b2fe49 --studies 5 --json out.json
+    python benchmarks/in_turns.py HEAD~1 --rounds 200      # differences of a few per cent
 
 A machine's speed changes from one minute to the next by more than many changes are worth.  So a
 study of each commit runs at the same time, each with `benchmarks/rounds.py` of its own, and while
@@ -138,6 +139,8 @@ def _started(tree: Path, options: argparse.Namespace) -> Iterator[Running]:
         folder = Path(name)
         paths = os.pathsep.join(str(tree / part) for part in PARTS)
         arguments = ["--silos", str(options.silos), "--dimension", str(options.dimension)]
+        if options.rounds is not None:
+            arguments += ["--rounds", str(options.rounds)]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "benchmarks/rounds.py", *arguments, "--json", folder / "out.json"],
@@ -198,6 +201,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--silos", type=int, default=10, metavar="N")
     parser.add_argument("--dimension", type=int, default=50, metavar="D")
     parser.add_argument("--studies", type=int, default=3, metavar="N", help="of each commit")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of a study; both must know this")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table here, too")
     return parser.parse_args()
 

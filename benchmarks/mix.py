@@ -68,7 +68,7 @@ MOST_DISK_BYTES = 2 * 10**9
 REPORTS_WANTED, QUICK_REPORTS = 1500, 1000  # of each size, in as many rounds as that takes
 SETTLED_S = 0.05  # what a mix does after its batch was taken
 
-MOST_RATIO = 1.6
+MOST_RATIO = 1.7
 MOST_RSS_MB = 300.0  # 100 reports of 4 MB
 MOST_WALL_S = 3.0  # 1000 reports at d = 10⁴
 

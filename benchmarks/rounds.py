@@ -60,7 +60,7 @@ def main() -> None:
     lines = []
     for dimension in options.dimension:
         for silos in options.silos:
-            line = run_once(silos, dimension, frozenset(options.without))
+            line = run_once(silos, dimension, frozenset(options.without), options.rounds)
             if options.against == "flower":
                 line = _compare(line, options.flower_rounds)
             lines.append(line)
@@ -70,9 +70,12 @@ def main() -> None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def run_once(silos: int, dimension: int, without: frozenset[str] = frozenset()) -> Line:
+def run_once(
+    silos: int, dimension: int, without: frozenset[str] = frozenset(), rounds: int | None = None
+) -> Line:
     """One study of that shape, in a folder of its own that is deleted afterwards."""
-    records, rounds = SIZES[dimension]
+    records, usual_rounds = SIZES[dimension]
+    rounds = rounds or usual_rounds
     with tempfile.TemporaryDirectory(prefix="silomix-bench-") as name:
         folder = Path(name) / "consortium"
         made = _consortium(folder, silos, dimension, records, rounds, without)
@@ -217,6 +220,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--silos", type=int, nargs="+", default=[2, 10, 25], metavar="N")
     parser.add_argument("--dimension", type=int, nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--rounds", type=int, metavar="N", help="of a study; more: less noise")
     parser.add_argument("--quick", action="store_true", help="N = 2 and 10, d = 50")
     parser.add_argument(
         "--without", nargs="+", default=[], choices=["gate", "tokens"], help="leave these out"

@@ -24,5 +24,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _log_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A party that a test runs in its own process would keep the log of all tests that follow, and
     warnings of all tests before would count."""
-    monkeypatch.setattr(logs, "_lines", None)
+    monkeypatch.setattr(logs, "_party", None)
     monkeypatch.setattr(logs, "_left_out", logs._LeftOut())

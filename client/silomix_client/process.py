@@ -16,7 +16,7 @@ from silomix_core.study.study import Study, StudyId
 from silomix_protocol.connections.route import ignore_environment
 from silomix_protocol.connections.tls import Identity
 from silomix_protocol.enrolment.renewal import Keeper
-from silomix_protocol.host import garbage_collection, logs
+from silomix_protocol.host import logs
 from silomix_protocol.host.backoff import pause_s
 from silomix_protocol.host.free_disk import lack_of_room
 from silomix_protocol.host.pacing import Pace
@@ -67,7 +67,6 @@ def run(config: SiloConfig) -> None:
     with audit_log(config) as log:
         try:
             process = _Process(config, log)
-            garbage_collection.seldom()
             with logs.heard_by(log.hear):
                 try:
                     uvloop.run(process.run())

@@ -99,6 +99,10 @@ class Batch:
         self.admitted[silo] = onion
         return True
 
+    def readmit(self, silo: str, onion: bytes) -> None:
+        """Take note of a silo's report that an earlier process admitted."""
+        self.admitted[silo] = onion
+
     def withdraw(self, silo: str) -> None:
         """Forget a silo's report that could not be kept, as if it had never come."""
         del self.admitted[silo]
@@ -157,6 +161,10 @@ class Batch:
         self.forwarded, self.senders = len(slots), frozenset(self._sent_by.values())
         return BatchOutcome(self._received, slots, outputs)
 
+    def fail(self) -> None:
+        """Give up a batch that could not be written down: nothing of it left."""
+        self.state = State.ABORTED
+
     def abort(self) -> None:
         """Abort: nothing left this mix and nothing will.  A second call changes nothing."""
         over = "the batch of this round may have been forwarded"
@@ -191,6 +199,14 @@ class Batch:
             )
         self.committed = list_hash
 
+    def stand_by(self, joined: bytes) -> None:
+        """Stand by the list that this mix, the last one, hands over itself."""
+        self.committed = sha256(joined).digest()
+
+    def take_back_word(self, before: bytes) -> None:
+        """Stand by the list `before`, or by none, as the last one could not be written down."""
+        self.committed = before
+
     def _fits(self, joined: bytes) -> bool:
         listed = digests(joined)
         whole = len(joined) == DIGEST_BYTES * self.forwarded
@@ -215,6 +231,10 @@ class Batch:
         if valid < needed:
             raise GateClosed(f"{valid} silos confirmed the list, {needed} needed")
         self.state = State.RELEASED
+
+    def take_back_key(self) -> None:
+        """Close the gate again, as its opening could not be written down."""
+        self.state = State.FORWARDED
 
     @property
     def needed(self) -> int:

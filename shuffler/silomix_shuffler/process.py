@@ -16,13 +16,13 @@ from silomix_protocol.connections.introduction import Door
 from silomix_protocol.connections.tls import PARTIES, Identity
 from silomix_protocol.enrolment.renewal import Keeper
 from silomix_protocol.grpc_calls.call_limits import CallLimits
-from silomix_protocol.host import garbage_collection, logs
+from silomix_protocol.host import logs
 from silomix_protocol.keys import SigningKey, check_public_keys
 
 from silomix_shuffler.config import InvalidMixConfig, MixConfig
 from silomix_shuffler.metrics import Metrics, MetricsServer
-from silomix_shuffler.round.round import place
 from silomix_shuffler.round.rounds import MixRounds
+from silomix_shuffler.round.served_studies import place
 from silomix_shuffler.service import MixService
 from silomix_shuffler.storage.store import Store
 from silomix_shuffler.storage.writing_thread import WritingThread
@@ -39,7 +39,6 @@ _MALLOC = {  # malloc.h
 def run(config: MixConfig) -> None:
     logs.configure(config.name)
     make_room()
-    garbage_collection.seldom()
     uvloop.run(_serve(config))
 
 

@@ -6,7 +6,6 @@ what it refuses.
 """
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -16,38 +15,32 @@ import grpc.aio
 from silomix_core.study.study import Study
 from silomix_proto import introduction_pb2, mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol.connections.introduction import Door, welcome
-from silomix_protocol.connections.tls import ServerContext, UnknownPeer, peer_name
-from silomix_protocol.connections.version import WrongVersion
+from silomix_protocol.connections.tls import ServerContext, peer_name
 from silomix_protocol.grpc_calls.call_limits import RefusedCall
 from silomix_protocol.host import logs
 from silomix_protocol.keys import ForgedSignature, SigningKey, verify
 from silomix_protocol.rounds.batches import BrokenBatch, chain_wait_s, digest_of, frames, incoming
 from silomix_protocol.rounds.descriptor import (
     MOST_ATTEMPTS,
-    RefusedDescriptor,
     RoundDigest,
     study_of,
 )
 from silomix_protocol.rounds.heights import check_height
 from silomix_protocol.rounds.round_keys import LONGEST_STRETCH
-from silomix_protocol.rounds.statements import BrokenChain, sign_receipt
+from silomix_protocol.rounds.statements import sign_receipt
 
 from silomix_shuffler.batch import State
 from silomix_shuffler.errors import (
     BehindLedger,
-    GateClosed,
-    NoRoom,
     RefusedByMix,
-    ReplayedReport,
-    SecondBatch,
     Stopping,
     TooMuch,
-    UnfitList,
     WrongLength,
     WrongRound,
     WrongSender,
 )
 from silomix_shuffler.metrics import Metrics
+from silomix_shuffler.refusals import kind_of, sentence
 from silomix_shuffler.round.round import Round
 from silomix_shuffler.round.rounds import MixRounds
 from silomix_shuffler.round.upload import Room, Upload, is_large
@@ -58,37 +51,12 @@ _REFUSALS_PER_STREAM = 16
 Question = TypeVar("Question")
 Result = TypeVar("Result")
 
-# What a refusal is to the caller, and under which reason it is counted; the first match holds.
-_KINDS: dict[type[Exception], tuple[grpc.StatusCode, str]] = {
-    WrongLength: (grpc.StatusCode.INVALID_ARGUMENT, "wrong_length"),
-    WrongSender: (grpc.StatusCode.PERMISSION_DENIED, "wrong_sender"),
-    UnknownPeer: (grpc.StatusCode.PERMISSION_DENIED, "unknown_peer"),
-    WrongVersion: (grpc.StatusCode.FAILED_PRECONDITION, "wrong_version"),
-    ReplayedReport: (grpc.StatusCode.FAILED_PRECONDITION, "replayed_report"),
-    BehindLedger: (grpc.StatusCode.FAILED_PRECONDITION, "behind_ledger"),
-    SecondBatch: (grpc.StatusCode.FAILED_PRECONDITION, "second_batch"),
-    Stopping: (grpc.StatusCode.UNAVAILABLE, "stopping"),
-    GateClosed: (grpc.StatusCode.FAILED_PRECONDITION, "gate_closed"),
-    UnfitList: (grpc.StatusCode.FAILED_PRECONDITION, "unfit_list"),
-    NoRoom: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),
-    TooMuch: (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_much"),
-    WrongRound: (grpc.StatusCode.FAILED_PRECONDITION, "wrong_round"),
-    RefusedDescriptor: (grpc.StatusCode.FAILED_PRECONDITION, "refused_descriptor"),
-    ForgedSignature: (grpc.StatusCode.PERMISSION_DENIED, "forged_signature"),
-    BrokenBatch: (grpc.StatusCode.INVALID_ARGUMENT, "broken_batch"),
-    BrokenChain: (grpc.StatusCode.INVALID_ARGUMENT, "broken_chain"),
-    TimeoutError: (grpc.StatusCode.DEADLINE_EXCEEDED, "too_slow"),
-    OSError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),  # comes after its subclasses above
-    sqlite3.Error: (grpc.StatusCode.RESOURCE_EXHAUSTED, "no_room"),
-}
-_UNEXPECTED = grpc.StatusCode.INTERNAL, "internal"
-
 
 class MixService(mix_pb2_grpc.MixServicer):
     def __init__(
         self, rounds: MixRounds, sign_key: SigningKey, metrics: Metrics, door: Door | None = None
     ) -> None:
-        self._rounds = rounds
+        self._mix = rounds
         self._sign_key = sign_key
         self._metrics = metrics
         self._door = door or Door()
@@ -105,7 +73,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _prepare(
         self, request: mix_pb2.PrepareRequest, context: ServerContext
     ) -> mix_pb2.PreparedRounds:
-        study = self._rounds.study(request.study)
+        study = self._mix.studies.find(request.study)
         self._door.caller(context)  # refuses another version before rounds follow
         _coordinator_only(study, context)
         last = request.first_round + request.rounds - 1
@@ -113,7 +81,7 @@ class MixService(mix_pb2_grpc.MixServicer):
             raise TooMuch(f"at most {LONGEST_STRETCH} rounds and {MOST_ATTEMPTS} attempts")
         if not 1 <= request.first_round <= last <= study.rounds:
             raise WrongRound("the study has no such rounds")
-        return await self._rounds.prepare(request)
+        return await self._mix.opener.prepare(request)
 
     async def Open(  # noqa: N802
         self, request_iterator: AsyncIterator[round_pb2.SignedDescriptor], context: ServerContext
@@ -124,10 +92,10 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _open(
         self, request: round_pb2.SignedDescriptor, context: ServerContext
     ) -> mix_pb2.RoundIsOpen:
-        _coordinator_only(self._rounds.study(study_of(request)), context)
+        _coordinator_only(self._mix.studies.find(study_of(request)), context)
         if self.stopping:
             raise Stopping("this mix is being stopped")
-        await self._rounds.open(request)
+        await self._mix.opener.open(request)
         return mix_pb2.RoundIsOpen()
 
     async def Commit(  # noqa: N802
@@ -139,8 +107,8 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _commit(
         self, request: mix_pb2.CommitRequest, context: ServerContext
     ) -> mix_pb2.Commitment:
-        _coordinator_only(self._rounds.round(request.digest).study, context)
-        return mix_pb2.Commitment(signature=await self._rounds.commit(request))
+        _coordinator_only(self._mix.rounds.named(request.digest).study, context)
+        return mix_pb2.Commitment(signature=await self._mix.release.commit(request))
 
     async def Release(  # noqa: N802
         self, request_iterator: AsyncIterator[mix_pb2.ReleaseRequest], context: ServerContext
@@ -151,8 +119,8 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _release(
         self, request: mix_pb2.ReleaseRequest, context: ServerContext
     ) -> mix_pb2.ReleasedKey:
-        _coordinator_only(self._rounds.round(request.digest).study, context)
-        return mix_pb2.ReleasedKey(key=await self._rounds.release(request))
+        _coordinator_only(self._mix.rounds.named(request.digest).study, context)
+        return mix_pb2.ReleasedKey(key=await self._mix.release.release(request))
 
     async def Abandon(  # noqa: N802
         self, request: round_pb2.SignedDescriptor, context: ServerContext
@@ -162,8 +130,8 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _abandon(
         self, request: round_pb2.SignedDescriptor, context: ServerContext
     ) -> round_pb2.Abandonment:
-        _coordinator_only(self._rounds.study(study_of(request)), context)
-        return await self._rounds.abandon(request)
+        _coordinator_only(self._mix.studies.find(study_of(request)), context)
+        return await self._mix.failed.abandon(*await self._mix.opener.opened(request))
 
     async def Void(  # noqa: N802
         self, request: round_pb2.SignedDescriptor, context: ServerContext
@@ -173,8 +141,8 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _void(
         self, request: round_pb2.SignedDescriptor, context: ServerContext
     ) -> round_pb2.Ending:
-        _coordinator_only(self._rounds.study(study_of(request)), context)
-        return await self._rounds.void(request)
+        _coordinator_only(self._mix.studies.find(study_of(request)), context)
+        return await self._mix.failed.void(*await self._mix.opener.opened(request))
 
     async def Collect(  # noqa: N802
         self, request: mix_pb2.CollectRequest, context: ServerContext
@@ -185,27 +153,23 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _collect(
         self, request: mix_pb2.CollectRequest, context: ServerContext
     ) -> AsyncGenerator[mix_pb2.BatchFrame, None]:
-        current = self._rounds.round(request.digest)
+        current = self._mix.rounds.named(request.digest)
         _coordinator_only(current.study, context)
         if not current.last:
             raise WrongSender("batches are collected from the last mix of the chain")
         await self._batch_there(current)
         reports = current.spool.read(current.sequence)
-        word = self._rounds.own_commitment(current)
+        word = self._mix.release.own_commitment(current)
         for frame in frames(current.batch.descriptor.digest, current.chain, reports, word):
             yield frame
-        current.left.set()
 
     async def _batch_there(self, current: Round) -> None:
         """Wait until the batch can be collected, and mark it as known outside."""
         hops, deadline_s = len(current.study.mixes), current.batch.descriptor.deadline_s
-        current.collectors += 1
-        try:
+        with current.collecting():
             async with asyncio.timeout(chain_wait_s(deadline_s, hops) + _COLLECT_MARGIN_S):
                 await current.closed.wait()
-        finally:
-            current.collectors -= 1
-        await self._rounds.delivery.leaves(current)
+        await self._mix.delivery.leaves(current)
         if current.batch.state is State.ABORTED and current.chain:
             return  # its statements say why there is none
         if current.batch.state in (State.ABORTED, State.PURGED):
@@ -227,7 +191,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         self, source: AsyncIterator[mix_pb2.SubmitFrame], context: ServerContext
     ) -> AsyncGenerator[mix_pb2.Receipt, None]:
         silo, refusals = self._door.caller(context).name, 0
-        self._rounds.connect(silo)
+        self._mix.admission.connect(silo)
         try:
             async for frame in source:
                 receipt = await self._receive(silo, frame, source)
@@ -236,7 +200,7 @@ class MixService(mix_pb2_grpc.MixServicer):
                 if refusals > _REFUSALS_PER_STREAM:
                     raise TooMuch("too many of your reports were refused")
         finally:
-            self._rounds.disconnect(silo)
+            self._mix.admission.disconnect(silo)
 
     async def Greet(  # noqa: N802
         self, request: introduction_pb2.Greeting, context: ServerContext
@@ -246,10 +210,10 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _greet(
         self, request: introduction_pb2.Greeting, context: ServerContext
     ) -> introduction_pb2.Welcome:
-        silo = self._rounds.study(request.study).silo(self._door.caller(context).name)
+        silo = self._mix.studies.find(request.study).silo(self._door.caller(context).name)
         if silo is None:
             raise WrongSender("this study does not enrol you")
-        return welcome(self._rounds.heights.of(silo.sign_key))
+        return welcome(self._mix.admission.heights.of(silo.sign_key))
 
     async def _receive(
         self,
@@ -259,7 +223,7 @@ class MixService(mix_pb2_grpc.MixServicer):
     ) -> mix_pb2.Receipt:
         """Take one report off the stream; return the receipt for it."""
         digest = RoundDigest(first.header.digest)
-        current = self._rounds.round(digest)
+        current = self._mix.rounds.named(digest)
         if current.hop != 0:
             raise WrongSender("reports go to the first mix of the chain")
         enrolled = current.study.silo(silo)
@@ -275,9 +239,9 @@ class MixService(mix_pb2_grpc.MixServicer):
             upload.close()
             raise
         try:
-            await self._rounds.admit(current, enrolled, upload, signature, height)
+            await self._mix.admission.admit(current, enrolled, upload, signature, height)
         except RefusedByMix as refusal:
-            self._count(refusal)
+            self._metrics.refused.labels(kind_of(refusal)[1]).inc()
             logs.warning("report_refused", round=current.batch.descriptor.round, reason=refusal)
             return mix_pb2.Receipt(
                 digest=digest,
@@ -301,7 +265,7 @@ class MixService(mix_pb2_grpc.MixServicer):
         try:
             upload.add(first.chunk)
             if not upload.complete:
-                async with asyncio.timeout(self._rounds.limits.report_s):
+                async with asyncio.timeout(self._mix.limits.report_s):
                     while not upload.complete:
                         frame = await anext(rest, None)
                         if frame is None or frame.HasField("header"):
@@ -329,20 +293,20 @@ class MixService(mix_pb2_grpc.MixServicer):
     async def _forward(
         self, source: AsyncIterator[mix_pb2.BatchFrame], context: ServerContext
     ) -> mix_pb2.ForwardReceipt:
-        if not self._rounds.serves_with(peer_name(context)):
+        if not self._mix.studies.serves_with(peer_name(context)):
             raise WrongSender("only the previous mix of the chain forwards batches")
-        report_s, source = self._rounds.limits.report_s, aiter(source)
+        report_s, source = self._mix.limits.report_s, aiter(source)
         async with asyncio.timeout(report_s):
             first = await anext(source, None)
         if first is None:
             raise BrokenBatch("empty")
-        current = self._rounds.round(digest_of(first))
+        current = self._mix.rounds.named(digest_of(first))
         study, hop = current.study, current.hop
         if hop == 0 or study.mixes[hop - 1].name != peer_name(context):
             raise WrongSender("only the previous mix of the chain forwards batches")
         batch = incoming(first, source, current.batch.descriptor, study, hop, current.length_in)
         async with asyncio.timeout(report_s * len(current.batch.descriptor.silos)):
-            await self._rounds.take(current, batch)
+            await self._mix.previous_mix.take(current, batch)
         return mix_pb2.ForwardReceipt()
 
     # Refusing -------------------------------------------------------------------------------------
@@ -381,24 +345,10 @@ class MixService(mix_pb2_grpc.MixServicer):
 
     def _refusal(self, error: Exception) -> tuple[grpc.StatusCode, str]:
         """The code and sentence that end a call; errors not our own get no sentence of theirs."""
-        code, reason = self._count(error)
-        logs.warning("call_refused", code=code.name, reason=reason)
-        return code, _sentence(error, code)
-
-    def _count(self, error: Exception) -> tuple[grpc.StatusCode, str]:
-        kinds = (found for kind, found in _KINDS.items() if isinstance(error, kind))
-        code, reason = next(kinds, _UNEXPECTED)
+        code, reason = kind_of(error)
         self._metrics.refused.labels(reason).inc()
-        return code, reason
-
-
-def _sentence(error: Exception, code: grpc.StatusCode) -> str:
-    """The sentence that the caller reads: nothing about our files or our code."""
-    if code is grpc.StatusCode.INTERNAL:
-        return "internal error"
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not isinstance(error, RefusedByMix):
-        return "this mix cannot use its disk"
-    return str(error)
+        logs.warning("call_refused", code=code.name, reason=reason)
+        return code, sentence(error, code)
 
 
 def _coordinator_only(study: Study, context: ServerContext) -> None:

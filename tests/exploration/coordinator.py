@@ -678,10 +678,7 @@ class _Opening:
     def __init__(self, *_: Any) -> None:
         self.result = rounds_module.Opened(np.zeros(3, dtype=np.int64))
 
-    def unwrapping(self, reports: _NoReports) -> Iterator[None]:
-        return iter(())
-
-    def give_up(self) -> None: ...
+    def unwrap(self, reports: _NoReports) -> None: ...
 
     def add_up(self, reports: _NoReports, _keys: Any) -> Any:
         self.result.accepted = self.result.summed = reports.count

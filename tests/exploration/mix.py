@@ -39,6 +39,7 @@ from silomix_shuffler.batch import Batch, State
 from silomix_shuffler.config import Limits
 from silomix_shuffler.errors import RefusedByMix
 from silomix_shuffler.metrics import Metrics
+from silomix_shuffler.round import served_studies
 from silomix_shuffler.round.delivery import Delivery
 from silomix_shuffler.round.round import Round
 from silomix_shuffler.round.rounds import MixRounds
@@ -97,7 +98,7 @@ class MixMachine(Machine[MixState]):
             Limits(),
             1.0,
         )
-        self._rounds._give_up_later = lambda silo: None  # type: ignore[method-assign]  # see "seal"
+        self._rounds.admission._give_up_later = lambda silo: None  # type: ignore[method-assign]  # see "seal"
         self._rounds.delivery = _NoDelivery(self._disk)  # type: ignore[assignment]
         self._rounds.sealing._delivery = self._rounds.delivery
         self._rounds.sealing.shuffle = lambda entries: entries.sort()  # type: ignore[attr-defined]
@@ -160,15 +161,15 @@ class MixMachine(Machine[MixState]):
         """Until the tasks in the background are done: their notes are written, not synced."""
         while running := list(self._rounds._tasks._running):
             await asyncio.gather(*running, return_exceptions=True)
-        for current in self._rounds._rounds.values():
+        for current in self._rounds.rounds:
             current.disarm()
 
     def _current(self, name: Name) -> Round:
-        return self._rounds.round(self._questions.digest(name))
+        return self._rounds.rounds.named(self._questions.digest(name))
 
     async def _open(self, name: Name) -> Output:
-        fresh = self._questions.digest(name) not in self._rounds._rounds
-        await self._rounds.open(self._signed(name))
+        fresh = self._rounds.rounds.find(self._questions.digest(name)) is None
+        await self._rounds.opener.open(self._signed(name))
         return (("opened", name),) if fresh else ()
 
     async def _admit(self, name: Name, silo: int) -> Output:
@@ -179,7 +180,6 @@ class MixMachine(Machine[MixState]):
         if batch.admit(who, onion):
             kept = KeptReport(silo, who, onion, gated(silo, name))
             self._disk.store.add([(batch.descriptor.digest, kept)])
-            current.next_slot(silo)
             batch.add(silo, gated(silo, name), who)
             return (("receipt", name, silo),)
         return ()  # the same receipt once more
@@ -191,7 +191,7 @@ class MixMachine(Machine[MixState]):
         return ()
 
     async def _take(self, name: Name, silos: int, fakes: int) -> Output:
-        """As `MixRounds._take` does, after the layers were taken off."""
+        """As `PreviousMix._take` does, after the layers were taken off."""
         current = self._current(name)
         if current.batch.state is not State.OPEN:
             return (("refused",),)
@@ -211,13 +211,13 @@ class MixMachine(Machine[MixState]):
         silos, fakes = _content(_digests(current.chain[-1].output), name)
         said: Output = (("forwarded", name, silos, fakes),)
         if current.last:
-            assert self._rounds.own_commitment(current)
+            assert self._rounds.release.own_commitment(current)
             said += (("listed", name, _known_list(current.batch.committed, name)),)
         return said
 
     async def _commit(self, name: Name, listed: Listed) -> Output:
         digest, joined_list = self._questions.digest(name), joined(listed, name)
-        await self._rounds.commit(mix_pb2.CommitRequest(digest=digest, list=joined_list))
+        await self._rounds.release.commit(mix_pb2.CommitRequest(digest=digest, list=joined_list))
         return (("listed", name, listed),)
 
     async def _release(self, name: Name, listed: Listed, silos: int) -> Output:
@@ -227,33 +227,35 @@ class MixMachine(Machine[MixState]):
             list=sha256(joined_list).digest(),
             confirmations=[_confirmed(self._questions, name, listed, each) for each in bits(silos)],
         )
-        await self._rounds.release(request)
+        await self._rounds.release.release(request)
         return (("key", name),)
 
     async def _abandon(self, name: Name) -> Output:
-        await self._rounds.abandon(self._signed(name))
+        await self._rounds.failed.abandon(*await self._rounds.opener.opened(self._signed(name)))
         return (("abandoned", name),)
 
     async def _void(self, name: Name) -> Output:
-        ending = await self._rounds.void(self._signed(name))
+        ending = await self._rounds.failed.void(
+            *await self._rounds.opener.opened(self._signed(name))
+        )
         if ending.HasField("abandoned"):
             return (("abandoned", name),)
         return (("voided", name, bool(ending.disclosure), ending.voided.uncertain),)
 
     async def _expire(self, name: Name) -> Output:
-        """As `MixRounds._expire` does with a round that is old enough, up to its last sync."""
+        """As `Retention._expire` does with a round that is old enough, up to its last sync."""
         current = self._current(name)
         if current.batch.state is State.OPEN:
             return (("refused",),)
-        self._rounds._forget(current)
-        await self._rounds._purge()
+        self._rounds.rounds.forget(current)
+        await self._rounds.retention.purge()
         return ()
 
     async def _crash(self) -> Output:
         self._synced = self._image()  # opening a database is a transaction, too
-        self._rounds._rounds.clear()
+        self._rounds.rounds._rounds.clear()
         await self._rounds.restore()
-        self._rounds._sweeper.cancel()  # type: ignore[union-attr]
+        self._rounds.retention.stop()
         return ()
 
     async def _power(self) -> Output:
@@ -269,7 +271,7 @@ class MixMachine(Machine[MixState]):
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Whatever is committed in a transaction is synced, with all before it; a note is not."""
-        real = store_module.transaction, Store.tidy, store_module._BOOT_ID
+        real = store_module.transaction, Store.tidy, store_module._BOOT_ID, served_studies.Spool
 
         @contextmanager
         def transaction(database: Any) -> Iterator[None]:
@@ -284,10 +286,11 @@ class MixMachine(Machine[MixState]):
 
         store_module.transaction, Store.tidy = transaction, tidy  # type: ignore[method-assign]
         store_module._BOOT_ID = self._boot  # type: ignore[assignment]
+        served_studies.Spool = _NoSpool  # type: ignore[assignment,misc]
         try:
             yield
         finally:
-            store_module.transaction, Store.tidy, store_module._BOOT_ID = real  # type: ignore[method-assign]
+            store_module.transaction, Store.tidy, store_module._BOOT_ID, served_studies.Spool = real  # type: ignore[method-assign,misc]
 
     def _image(self) -> bytes:
         image = bytearray(self._disk.store._database.serialize())
@@ -300,27 +303,27 @@ class MixMachine(Machine[MixState]):
     def _put_back(self, snapshot: MixState) -> None:
         self._load(snapshot.now)
         self._synced, self._boot.now = snapshot.synced, snapshot.boot
-        rounds = self._rounds
-        rounds._rounds, rounds._unpurged, rounds._at_hand = {}, {}, {}
+        rounds = self._rounds.rounds
+        rounds._rounds, rounds._unpurged = {}, {}
         for name, memory in snapshot.memory.items():
             descriptor = self._questions.secrets(name).descriptor
             batch = Batch(descriptor)
             for each, value in memory["batch"].items():
                 setattr(batch, each, dict(value) if isinstance(value, dict) else value)
-            current = rounds._make(self._questions.study, batch)
+            current = self._rounds.studies.round(self._questions.study, batch)
             for each in _MEMORY:
                 setattr(current, each, memory[each])
             if batch.state is not State.OPEN:
                 current.closed.set()
-            rounds._rounds[descriptor.digest] = current
+            rounds.add(current)
 
     def _taken(self) -> MixState:
         memory = {
-            self._questions.name(digest): {
+            self._questions.name(current.batch.descriptor.digest): {
                 "batch": _fields(current.batch),
                 **{each: getattr(current, each) for each in _MEMORY},
             }
-            for digest, current in self._rounds._rounds.items()
+            for current in self._rounds.rounds
         }
         now = self._image()
         rows = self._rows(now)
@@ -543,16 +546,11 @@ class _Disk:
     async def do(self, step: Any, *args: Any, **kwargs: Any) -> Any:
         return step(*args, **kwargs)
 
-    async def then_delete(self, _spools: Any, step: Any, *args: Any, **kwargs: Any) -> None:
-        step(*args, **kwargs)
-
-    def spool(self, path: Path, _length: int) -> "_NoSpool":
-        return _NoSpool(path)
-
 
 @dataclass(slots=True)
 class _NoSpool:
     path: Path
+    length: int
 
     def delete(self) -> None: ...
 

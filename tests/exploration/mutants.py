@@ -25,7 +25,7 @@ from silomix_server.silos.round_channel import RoundChannel
 from silomix_server.study.journal import Journal
 from silomix_shuffler.batch import Batch, State
 from silomix_shuffler.errors import GateClosed
-from silomix_shuffler.round.rounds import MixRounds
+from silomix_shuffler.round.failed_rounds import FailedRounds
 from silomix_shuffler.storage import store
 from silomix_shuffler.storage.store import Store, _rows
 
@@ -165,7 +165,7 @@ MIX_MUTANTS: dict[str, Mutant] = {
         ((Batch, "abort", _abort_anything),), Evil.LAST, _alone, "abandoned what it had forwarded"
     ),
     "void destroys nothing, in memory and on disk": Mutant(
-        ((Batch, "void", _void_nothing), (MixRounds, "_destroy", _nothing_later)),
+        ((Batch, "void", _void_nothing), (FailedRounds, "_destroy", _nothing_later)),
         Evil.LAST,
         _alone,
         "gave the key of a round that it had signed to be void",

@@ -238,7 +238,7 @@ def test_a_mix_takes_nothing_more_from_an_introduced_silo_that_is_revoked(
             dialled(made, "mix-1", address) as (_, mix),
         ):
             call = mix.Submit(metadata=introduced(made, "mix-1").metadata, timeout=RPC_S)
-            while not rounds._attendance.streams("silo-1"):  # noqa: ASYNC110 nobody tells
+            while not rounds.admission._expected.streams("silo-1"):  # noqa: ASYNC110 nobody tells
                 await asyncio.sleep(0.01)
             revoke(made, "silo-1")
             await call.write(mix_pb2.SubmitFrame())

@@ -291,9 +291,7 @@ def test_bodies_are_one_file_for_each_batch(after: Aftermath) -> None:
     rounds = {each.played.descriptor.digest.hex() for each in after.sent}
     known = {"batches", "mix.sqlite", "mix.sqlite-wal", "mix.sqlite-shm"}
     known |= {f"batches/{digest}" for digest in rounds}
-    spare = {name for name in after.names if name.startswith("spare/")}
-    assert set(after.names) - spare <= known | {"spare"}
-    assert len(spare) <= len(rounds)
+    assert set(after.names) <= known
 
 
 def test_what_a_mix_handed_over_it_cannot_put_in_order_again(after: Aftermath) -> None:
@@ -304,7 +302,6 @@ def test_what_a_mix_handed_over_it_cannot_put_in_order_again(after: Aftermath) -
 def test_after_the_purge_the_state_folder_has_forgotten_everything(after: Aftermath) -> None:
     assert not any("batches/" in name for name in after.names_after)
     for name, content in after.raw_after.items():
-        assert not (name.startswith("spare/") and content), "emptied"
         for silo in NAMES:
             assert silo.encode() not in content, name
         assert MARKER not in content, name

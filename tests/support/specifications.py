@@ -5,8 +5,11 @@ from typing import Any, TypeVar
 
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.study.specification import Specification
+from silomix_lab.audit.run_audit import AuditOptions
+from silomix_lab.demo.run_demo import DemoOptions
+from silomix_lab.simulate import SimulateOptions
 
-Options = TypeVar("Options")
+Options = TypeVar("Options", AuditOptions, DemoOptions, SimulateOptions)
 USUAL = Specification(
     algorithm="noisy-mb-sgd",
     most_rounds=20,

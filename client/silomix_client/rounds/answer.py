@@ -14,7 +14,6 @@ from datetime import datetime
 from hashlib import sha256
 
 import numpy as np
-from silomix_core.accounting.events import PrivacyEvent
 from silomix_core.discrete_gaussian import Streams
 from silomix_core.evaluation.private import measure_of
 from silomix_core.mechanism.report_format import decode_report, encode_report, report_bytes
@@ -63,7 +62,6 @@ class StudyDesk:
         self._mechanism = approval.mechanism
         local = self.study.local(self._mechanism)
         calibrated = repr((self._mechanism, approval.participant, local))
-        self._words: dict[PrivacyEvent, bytes] = {}
         self._calibration = sha256(calibrated.encode()).digest()
         self._reporter = Reporter(
             self._mechanism,
@@ -215,14 +213,8 @@ class StudyDesk:
             descriptor.query,
             self._approval.snapshot,
             self._calibration,
-            self._described(event),
+            repr(event).encode(),
         )
-
-    def _described(self, event: PrivacyEvent) -> bytes:
-        """The event's `repr` as bytes, made once for each event."""
-        if event not in self._words:
-            self._words[event] = repr(event).encode()
-        return self._words[event]
 
     def _seal(self, payload: bytes, asked: RoundRequest) -> StoredReport:
         """Seal the payload for this attempt, or refuse a key that nothing can be sealed to."""

@@ -5,7 +5,6 @@ from pathlib import Path
 import uvloop
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from silomix_protocol.host import garbage_collection
 
 from silomix_server.config import load
 from silomix_server.rounds.coordinator import run_study
@@ -16,7 +15,6 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = load(Path(str(context.run_config["server-config"])))
-    garbage_collection.seldom()
     uvloop.run(run_study(config, grid))
 
 

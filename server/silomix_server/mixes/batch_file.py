@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
-IN_MEMORY = 4 * 2**20
+_IN_MEMORY = 4 * 2**20
 
 
 class BatchFile:
     def __init__(self, folder: Path, report_bytes: int) -> None:
         self._file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(  # noqa: SIM115
-            IN_MEMORY, dir=str(folder)
+            _IN_MEMORY, dir=str(folder)
         )
         self.report_bytes = report_bytes
         self._count = 0

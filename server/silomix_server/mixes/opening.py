@@ -16,7 +16,7 @@ the next step needs.
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ from silomix_protocol.rounds.descriptor import Descriptor
 from silomix_protocol.rounds.onion import UnopenableLayer, open_at_server, open_gates
 from silomix_protocol.rounds.tokens import TOKEN_BYTES, Token
 
-from silomix_server.mixes.batch_file import IN_MEMORY, BatchFile
+from silomix_server.mixes.batch_file import BatchFile
 from silomix_server.mixes.token_desk import TokenDesk
 
 
@@ -60,14 +60,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class _Wrapped:
-    """A report behind its gates; without `closed` it is read from the batch once more.
-
-    Reports without the server's layer are kept in memory only: the batch's file stays as it came.
-    """
+    """A report behind its gates, at its place in the batch: it is read from there once more."""
 
     place: int
     nonce: bytes  # of the report's token
-    closed: bytes | None
 
 
 class Opening:
@@ -86,41 +82,25 @@ class Opening:
         self._gathering = reception.gathering(descriptor.round, len(descriptor.silos))
         self.result = Opened(np.zeros(mechanism.dimension, dtype=np.int64))
         self._wrapped: list[_Wrapped] = []
-        self._room = IN_MEMORY
-        self._given_up = False
         self._check_in = mechanism.phases[mechanism.phase_of(descriptor.round)].check_in
-
-    def give_up(self) -> None:
-        """Make unwrapping, in whatever thread it runs, end after the report at hand."""
-        self._given_up = True
 
     def unwrap(self, reports: BatchFile) -> None:
         """Take the server's layer off and check tokens; forget the reports that are dropped."""
-        for _ in self.unwrapping(reports):
-            pass
-
-    def unwrapping(self, reports: BatchFile) -> Iterator[None]:
-        """Unwrap like `unwrap`, but yield after each report."""
         for place, gated in enumerate(reports):
-            if self._given_up:
-                return
             self._unwrap(place, gated)
-            yield
         if self._tokens is not None:
             self._drop_repeated()
 
     def _unwrap(self, place: int, gated: bytes) -> None:
         try:
-            token, closed = self._at_server(gated)
+            token, _ = self._at_server(gated)
         except UnopenableLayer:
             self.result.unopenable += 1
             return
         if token is not None and not self._is_ours(token):
             self.result.injected += 1
             return
-        self._room -= len(closed)
-        nonce = token.nonce if token is not None else b""
-        self._wrapped.append(_Wrapped(place, nonce, closed if self._room >= 0 else None))
+        self._wrapped.append(_Wrapped(place, token.nonce if token is not None else b""))
 
     def _at_server(self, gated: bytes) -> tuple[Token | None, bytes]:
         content = open_at_server(gated, self._server_key, self._descriptor.digest)
@@ -165,7 +145,7 @@ class Opening:
         self, wrapped: _Wrapped, reports: BatchFile, released: Sequence[SealKey]
     ) -> NDArray[np.int64] | None:
         """The values of a report; None if it says that its silo abstains."""
-        closed = wrapped.closed or self._at_server(reports[wrapped.place])[1]
+        _, closed = self._at_server(reports[wrapped.place])
         report = open_gates(closed, released, self._descriptor.digest)
         if self._check_in is not None and is_abstention(report, self._mechanism):
             return None

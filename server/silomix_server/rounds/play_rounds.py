@@ -20,7 +20,6 @@ from silomix_protocol.rounds.descriptor import AttemptKeys, Descriptor, check, i
 from silomix_protocol.rounds.round_keys import fingerprint
 
 from silomix_server.errors import BatchAborted, BatchBroken, MixFailed, StudyFailed
-from silomix_server.mixes.batch_file import BatchFile
 from silomix_server.mixes.mix_chain import CollectedBatch, MixChain
 from silomix_server.mixes.opening import Opened, Opening
 from silomix_server.mixes.token_desk import TokenDesk
@@ -32,7 +31,6 @@ from silomix_server.silos.round_channel import RoundChannel
 from silomix_server.study.journal import ClosedRound, Journal
 
 _MOMENT_S = 3.0  # how long a silo that left may take to come back and confirm
-_LARGE = 2**16  # bytes of a report from which opening it gets a thread of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +215,8 @@ class RoundPlayer:
             self._tokens,
         )
         gate = await self._commit(state, attempt, batch)
-        unwrapping = asyncio.create_task(_unwrap(opening, batch.reports))
-        try:
-            released = await self._released(attempt, gate)
-        except BaseException:
-            opening.give_up()
-            await asyncio.wait([unwrapping])  # it reads a file that is about to be closed
-            raise
-        await unwrapping
+        await asyncio.to_thread(opening.unwrap, batch.reports)
+        released = await self._released(attempt, gate)
         opened = opening.result
         if released is not None:
             opened = await asyncio.to_thread(opening.add_up, batch.reports, released)
@@ -303,19 +295,6 @@ def _warn_of_contents(round_number: int, opened: Opened) -> None:
             hint="far from most others: a silo whose records differ, or one that wants to move the "
             "model; they were used",
         )
-
-
-async def _unwrap(opening: Opening, reports: BatchFile) -> None:
-    """Unwrap small reports in turns with confirmations, large ones in a thread beside them.
-
-    Opening a small report holds Python's global lock: from a thread of its own it would keep the
-    confirmations waiting for as long as there are reports.
-    """
-    if reports.report_bytes > _LARGE:
-        await asyncio.to_thread(opening.unwrap, reports)
-        return
-    for _ in opening.unwrapping(reports):
-        await asyncio.sleep(0)
 
 
 def _void(state: RoundState, dropped: int = 0) -> RoundOutcome:

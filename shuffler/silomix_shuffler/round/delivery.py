@@ -3,7 +3,7 @@
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -85,15 +85,14 @@ class Delivery:
 
     def _frames(self, current: Round) -> Iterator[mix_pb2.BatchFrame]:
         digest = current.batch.descriptor.digest
-        reports = current.spool.read(current.sequence)
-        return _then(current.left.set, frames(digest, current.chain, reports))
+        return frames(digest, current.chain, current.spool.read(current.sequence))
 
     async def _settled(self, current: Round) -> None:
         """Delete the bodies of a batch that the next mix has, or will never take."""
         digest, store = current.batch.descriptor.digest, self._disk.store
         forget = not current.study.batching.gate  # behind a gate it may have to be disclosed
-        await self._disk.then_delete([current.spool], store.delivered, digest, forget=forget)
-        current.delivered = True
+        await self._disk.do(store.delivered, digest, forget=forget)
+        current.deliver()
 
     def problems(self) -> list[str]:
         return [f"{name} does not take batches" for name in sorted(self._failing)]
@@ -108,11 +107,3 @@ class Delivery:
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
-
-
-def _then(
-    step: Callable[[], None], messages: Iterator[mix_pb2.BatchFrame]
-) -> Iterator[mix_pb2.BatchFrame]:
-    """Yield the messages; take the step when the last of them was taken."""
-    yield from messages
-    step()

@@ -59,7 +59,6 @@ class Intake:
             await self._disk.keep(digest, kept, current.spool, more_to_come=more)
         except Exception as error:  # whatever it was, nobody waits for this report any more
             current.batch.withdraw(silo)
-            current.spool.forget(slot)
             logs.warning("report_not_kept", reason=type(error).__name__)
             raise NoRoom("this mix cannot store your report") from error
         finally:
@@ -72,8 +71,7 @@ class Intake:
 
         Returns SHA-256 of what is inside each, by slots; None for what is no layer of ours.
         """
-        part = current.spool.path.with_suffix(".part")
-        spool = self._disk.spool(part, current.length_out, fresh=True)
+        spool = Spool(current.spool.path.with_suffix(".part"), current.length_out)
         outputs: list[bytes | None] = []
         try:
             async for report, digest in incoming.reports():
@@ -83,15 +81,13 @@ class Intake:
                 else:
                     output = await self._opening(_open_report, *work)
                 outputs.append(output)
-            spool.flush()
         except OSError as error:
             spool.delete()
             raise NoRoom("this mix cannot store the batch") from error
         except BaseException:
             spool.delete()
             raise
-        current.spool.close()
-        current.spool = spool
+        current.take_bodies(spool)
         return outputs
 
     def _opening(

@@ -1,6 +1,5 @@
 """The closing of a batch: its order drawn, a statement signed, on disk, and handed on."""
 
-import asyncio
 import secrets
 import sqlite3
 from hashlib import sha256
@@ -64,25 +63,15 @@ class Sealing:
         statement = sign_hop(descriptor.digest, _statement(current, chain, outcome), self._sign_key)
         stated = (*chain, statement)
         if current.last and not outcome.aborted:  # what it hands over is what it stands by
-            current.batch.committed = sha256(statement.output).digest()
+            current.batch.stand_by(statement.output)
         try:
             await self._disk.do(self._write_down, current, current.batch.state, stated, outcome)
         except (OSError, sqlite3.Error) as error:
-            current.batch.state = State.ABORTED  # nothing left; on disk it is still open
-            current.reason = "this mix could not write the batch down"
-            if current.hop:  # a first mix's rows still name its bodies
-                current.spool.delete()
-            current.closed.set()
+            current.fail("this mix could not write the batch down")
             raise NoRoom(current.reason) from error
         if current.batch.state is State.ABORTED and not outcome.aborted:
             return  # abandoned while this was being written
-        current.chain, current.sequence = stated, outcome.sequence
-        if outcome.aborted or not current.study.batching.gate:
-            current.seal_key = None  # behind a gate it may have to be disclosed
-        current.reason = outcome.aborted
-        current.since = asyncio.get_running_loop().time()
-        if outcome.aborted:
-            current.spool.delete()
+        current.seal(stated, outcome)
         logs.event(
             "batch_aborted" if outcome.aborted else "batch_sealed",
             round=descriptor.round,
@@ -91,7 +80,6 @@ class Sealing:
             dropped=outcome.dropped,
         )
         self._metrics.batches.labels("aborted" if outcome.aborted else "sealed").inc()
-        current.closed.set()
         self.hand_on(current)
 
     def _write_down(

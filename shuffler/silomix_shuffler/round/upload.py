@@ -16,7 +16,7 @@ from silomix_protocol.grpc_calls.call_limits import CHUNK_BYTES
 from silomix_shuffler.errors import NoRoom, WrongLength
 
 _LARGE_AT_ONCE = 4  # onions in memory
-_PATIENCE_S, _MOST_TURNS = 0.5, 10  # nobody waits for longer than 5 s
+_PATIENCE_S = 2.0
 _NO_ROOM = "this mix cannot store your report"
 
 
@@ -25,24 +25,16 @@ class Room:
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(_LARGE_AT_ONCE)
-        self._given_back = 0
 
     async def taken(self) -> bool:
-        """Wait for a place while others leave theirs; False if nobody does, or after 5 s."""
-        for _ in range(_MOST_TURNS):
-            before = self._given_back
-            try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    await self._free.acquire()
-            except TimeoutError:
-                if self._given_back == before:
-                    break
-            else:
-                return True
-        return False
+        """Wait a moment for a place; False if nobody leaves one."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self._free.acquire()
+        except TimeoutError:
+            return False
 
     def give_back(self) -> None:
-        self._given_back += 1
         self._free.release()
 
 

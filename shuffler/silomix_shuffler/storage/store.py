@@ -317,11 +317,6 @@ class Store:
                 "UPDATE rounds SET committed = ? WHERE digest = ?", (list_hash, digest)
             )
 
-    def given(self, digest: RoundDigest) -> None:
-        """Record the release before the key is given away, for a process that dies afterwards."""
-        with note(self._database):  # a power cut may lose it, and `doubt` follows
-            self._set_state(digest, State.RELEASED)
-
     def doubt(self) -> None:
         """Mark, after a power cut, every round whose list was signed: its key may be out.
 
@@ -343,11 +338,11 @@ class Store:
             self._database.execute("INSERT INTO boot VALUES (?)", (boot,))
 
     def released(self, descriptor: Descriptor, *, last: bool, over: Iterable[Over] = ()) -> None:
-        """Record that the release key is given away; forget which report came from where.
+        """Record, before it is, that the release key is given away; forget what came from where.
 
         The server then has what the last mix had.  Rounds that are `over` are purged on the way.
         """
-        with note(self._database):  # a caller that asks again gets the same key
+        with note(self._database):  # a power cut may lose it, and `doubt` follows
             digest = descriptor.digest
             self._set_state(digest, State.RELEASED)
             if last:

@@ -5,17 +5,13 @@ a commit is under way share the next one, so that a disk that takes its time cos
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from silomix_protocol.rounds.descriptor import RoundDigest
 
-from silomix_shuffler.storage.spares import Spares
 from silomix_shuffler.storage.spool import Spool
 from silomix_shuffler.storage.store import KeptReport, Store
 
@@ -23,61 +19,23 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 _GATHER_S = 0.02  # the batch waits for others anyway, and a receipt with it
 _Entry = tuple[RoundDigest, KeptReport, Spool]
-_Step = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 class WritingThread:
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._spares = Spares(store.bodies.with_name("spare"))
-        self._steps: SimpleQueue[_Step | None] = SimpleQueue()
-        self._thread = Thread(target=self._take_steps, name="disk", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._pending: list[tuple[_Entry, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def spool(self, path: Path, length: int, *, fresh: bool = False) -> Spool:
-        return Spool(path, length, self._spares, fresh=fresh)
-
     async def do(
         self, step: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
     ) -> Result:
-        """Take one step on the writing thread; it is taken even if the caller is cancelled.
-
-        Does what an executor would, with a third of its work for each step.
-        """
+        """Take one step on the writing thread; it is taken even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Result] = loop.create_future()
-        self._steps.put((partial(step, *args, **kwargs), done, loop))
-        return await done
-
-    def _take_steps(self) -> None:
-        while (asked := self._steps.get()) is not None:
-            step, done, loop = asked
-            try:
-                settle = partial(_settle, done, step(), None)
-            except BaseException as error:
-                settle = partial(_settle, done, None, error)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle)
-            del asked, step, done, settle  # so that nothing is kept alive until the next step
-
-    async def then_delete(
-        self,
-        spools: Sequence[Spool],
-        step: Callable[Args, None],
-        *args: Args.args,
-        **kwargs: Args.kwargs,
-    ) -> None:
-        """Take the step, then delete the bodies: a file system may take milliseconds over that."""
-
-        def both() -> None:
-            step(*args, **kwargs)
-            for spool in spools:
-                spool.delete()
-
-        await self.do(both)
+        taken = loop.run_in_executor(self._thread, partial(step, *args, **kwargs))
+        return await asyncio.shield(taken)
 
     async def keep(
         self, digest: RoundDigest, kept: KeptReport, spool: Spool, *, more_to_come: bool = False
@@ -132,21 +90,11 @@ class WritingThread:
         if self._writer is not None:
             await asyncio.gather(self._writer, return_exceptions=True)
         await self.do(self.store.close)
-        self._end_thread()
+        self.end()
 
-    def _end_thread(self) -> None:
+    def end(self) -> None:
         """End the thread after the steps that it was asked for."""
-        self._steps.put(None)
-        self._thread.join()
-
-
-def _settle(done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if done.cancelled():
-        return
-    if error is None:
-        done.set_result(result)
-    else:
-        done.set_exception(error)
+        self._thread.shutdown()
 
 
 def _failure(spool: Spool) -> Exception | None:

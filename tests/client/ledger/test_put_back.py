@@ -97,7 +97,7 @@ class AskingServer(channel_pb2_grpc.RoundChannelServicer):
             yield stretch
             for event in events:
                 yield event
-            batch = self.mix.round(descriptor.digest).batch
+            batch = self.mix.rounds.named(descriptor.digest).batch
             while "silo-1" not in batch.admitted:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             yield Event(closed=closed_round(self.made, descriptor, void=True))

@@ -199,7 +199,7 @@ UNSYNCED = {  # what is not written by `durable`, and why that is enough
     "client/silomix_client/ledger/outcome_file.py": "what cannot be read is not known",
     "client/silomix_client/audit_log/log.py": "appends; synced by commands and after every lease",
     "client/silomix_client/ledger/database.py": "locks, which are empty",
-    "shuffler/silomix_shuffler/storage/spares.py": "opens for `spool`, which syncs; empty files",
+    "shuffler/silomix_shuffler/storage/spool.py": "syncs before a report of it is acknowledged",
     "server/silomix_server/study/results.py": "a line a round, to look at; the rest is durable",
     "server/silomix_server/flower/child_processes.py": "what the server's processes print",
     "server/silomix_server/flower/flower_run.py": "the app, made anew at every start",

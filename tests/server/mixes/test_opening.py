@@ -255,7 +255,7 @@ def test_a_batch_that_is_too_large_for_memory_gives_the_same_sum_and_stays_seale
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file that it waits in never holds what only our key hides; a study without a gate."""
-    monkeypatch.setattr("silomix_server.mixes.opening.IN_MEMORY", 0)
+    monkeypatch.setattr("silomix_server.mixes.batch_file._IN_MEMORY", 0)
     for gate in (True, False):
         round_ = asked(make_parties(gate=gate))
         token = round_.payload(b"")
@@ -275,17 +275,6 @@ def test_a_batch_that_is_too_large_for_memory_gives_the_same_sum_and_stays_seale
         assert list(spool) == batch
         spool.close()
         desk.close()
-
-
-def test_giving_up_ends_the_reading_of_tokens(tmp_path: Path) -> None:
-    round_ = asked(make_parties(tokens=False))
-    spool = BatchFile(tmp_path, len(reported(round_, 1)))
-    spool.append(reported(round_, 1))
-    opening = opening_of(round_, None)
-    opening.give_up()
-    opening.unwrap(spool)
-    assert not opening.add_up(spool, round_.released).accepted
-    spool.close()
 
 
 def test_a_large_batch_waits_in_a_file_that_has_no_name(tmp_path: Path) -> None:

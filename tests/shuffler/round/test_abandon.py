@@ -74,7 +74,7 @@ async def completes(made: Consortium, number: int = 1, attempt: int = 1) -> None
 
 async def submitted_and_sealed(played: PlayedRound, rounds: Any) -> None:
     await submit_all(played, sealed_reports(played))
-    current = rounds.round(played.descriptor.digest)
+    current = rounds.rounds.named(played.descriptor.digest)
     await current.closed.wait()
     assert current.batch.state.value == "sealed"
 
@@ -117,7 +117,7 @@ def test_a_sealed_batch_that_did_not_leave_is_abandoned(pair: Consortium) -> Non
             async with mix_serving(pair, 1) as second:
                 await abandoned_by_all(played)
                 await completes(pair, attempt=2)
-                first = second.round(played.descriptor.digest)
+                first = second.rounds.named(played.descriptor.digest)
                 assert first.chain == ()
                 assert first.reason == "abandoned by the coordinator"
 
@@ -310,7 +310,7 @@ def test_a_batch_abandoned_while_it_is_sealed_never_leaves(pair: Consortium) -> 
             await submit_all(played, sealed_reports(played))
             assert await asyncio.to_thread(store.reached.wait, 10.0)
             abandoning = asyncio.create_task(abandon(pair, played.descriptor, "mix-1"))
-            current = rounds.round(played.descriptor.digest)
+            current = rounds.rounds.named(played.descriptor.digest)
             while current.reason == "":  # noqa: ASYNC110 it has heard
                 await asyncio.sleep(0.01)
             store.may_go.set()
@@ -360,7 +360,7 @@ def test_a_disk_that_fails_while_a_batch_is_handed_on_delays_it(
         ):
             played, _ = await opened_at(pair, [0])
             await submit_all(played, sealed_reports(played))
-            current = rounds.round(played.descriptor.digest)
+            current = rounds.rounds.named(played.descriptor.digest)
             while not current.delivered:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert len(set(second.batches)) == 1

@@ -136,7 +136,7 @@ def test_no_collector_gets_a_byte_before_the_disk_knows(single: Consortium) -> N
         async with mix_serving(single, 0, disk=WritingThread(store)) as rounds:
             played = await opened_round(single)
             await submit_all(played, sealed_reports(played))
-            await rounds.round(played.descriptor.digest).closed.wait()
+            await rounds.rounds.named(played.descriptor.digest).closed.wait()
             first = asyncio.create_task(collect(played))
             assert await asyncio.to_thread(store.reached.wait, 10.0)
             second = asyncio.create_task(collect(played))
@@ -155,11 +155,11 @@ def test_a_batch_abandoned_in_that_moment_does_not_leave(single: Consortium) -> 
         async with mix_serving(single, 0, disk=WritingThread(store)) as rounds:
             played = await opened_round(single)
             await submit_all(played, sealed_reports(played))
-            await rounds.round(played.descriptor.digest).closed.wait()
+            await rounds.rounds.named(played.descriptor.digest).closed.wait()
             collecting = asyncio.create_task(refusal(collect(played)))
             assert await asyncio.to_thread(store.reached.wait, 10.0)
             abandoning = asyncio.create_task(abandon(single, played.descriptor, "mix-1"))
-            while rounds.round(played.descriptor.digest).reason == "":  # noqa: ASYNC110
+            while rounds.rounds.named(played.descriptor.digest).reason == "":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             store.may_go.set()
             await abandoning

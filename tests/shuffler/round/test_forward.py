@@ -473,7 +473,7 @@ def test_a_batch_that_breaks_off_can_be_sent_again(made: Consortium) -> None:
         async with mix_serving(made, 1) as rounds, calling(made, "mix-1", "mix-2") as stub:
             first = await first_mix(made)
             messages = first.batch(first.peeled())
-            current = rounds.round(first.played.descriptor.digest)
+            current = rounds.rounds.named(first.played.descriptor.digest)
             call = stub.Forward(timeout=RPC_S, wait_for_ready=True)
             await call.write(messages[0])
             while not current.taking.locked():  # noqa: ASYNC110 it is just coming
@@ -490,7 +490,7 @@ def test_a_round_abandoned_while_its_batch_comes_leaves_nothing_on_disk(made: Co
         async with mix_serving(made, 1) as rounds, calling(made, "mix-1", "mix-2") as stub:
             first = await first_mix(made)
             messages = first.batch(first.peeled())
-            current = rounds.round(first.played.descriptor.digest)
+            current = rounds.rounds.named(first.played.descriptor.digest)
             call = stub.Forward(timeout=RPC_S, wait_for_ready=True)
             await call.write(messages[0])
             while not current.taking.locked():  # noqa: ASYNC110 it is just coming

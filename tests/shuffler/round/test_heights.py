@@ -103,7 +103,7 @@ def test_a_report_of_a_ledger_that_does_not_follow_is_refused_and_shown_why(
             played = await opened_round(made, 2)
             receipt = await sent(played, second)
             assert receipt.status == status
-            taken = mix.round(played.descriptor.digest).batch.admitted
+            taken = mix.rounds.named(played.descriptor.digest).batch.admitted
             if status == ACCEPTED:
                 assert await shown(made) == second
                 assert list(taken) == ["silo-1"]

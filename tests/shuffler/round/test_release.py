@@ -344,7 +344,7 @@ def test_no_key_leaves_before_the_batch_did(tmp_path: Path) -> None:
             anything = confirmations(played, b"list")
             assert await refusal(release_at(played, "mix-1", b"list", anything)) is OVER
             await submit_all(played, sealed_reports(played))
-            current = rounds.round(played.descriptor.digest)
+            current = rounds.rounds.named(played.descriptor.digest)
             await current.closed.wait()
             assert current.batch.state.value == "sealed"
             assert await refusal(release_at(played, "mix-1", b"list", anything)) is OVER

@@ -375,7 +375,9 @@ def test_a_later_mix_that_gets_no_batch_aborts_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first mix is down for good; waiting ends, and the round can be abandoned."""
-    monkeypatch.setattr("silomix_shuffler.round.rounds.chain_wait_s", lambda deadline_s, hops: 0.2)
+    monkeypatch.setattr(
+        "silomix_shuffler.round.deadlines.chain_wait_s", lambda deadline_s, hops: 0.2
+    )
     made = make_consortium(tmp_path / "c", mixes=2, deadline_s=0.1)
 
     async def scene() -> None:
@@ -459,7 +461,7 @@ def test_old_rounds_are_forgotten_but_not_reopened(tmp_path: Path) -> None:
         metrics = Metrics()
         async with mix_serving(made, 0, metrics=metrics) as service:
             played = [await finished(number) for number in range(1, 9)]
-            assert len(service._rounds) <= 3, "memory does not grow with the rounds"
+            assert len(list(service.rounds)) <= 3, "memory does not grow with the rounds"
             assert len(list((state_of(made, 0) / "batches").iterdir())) <= 3, "nor the disk"
             value = metrics.registry.get_sample_value("silomix_mix_rounds_open")
             assert value == 0
@@ -604,7 +606,7 @@ def test_a_silo_given_up_on_is_waited_for_again_when_it_is_back(tmp_path: Path) 
             await answer(second, couple)
             assert counts((await collect(second)).chain[0]) == (2, 2, 0)
             async with silo_stream(made, "silo-3") as back:
-                while not service._attendance.streams("silo-3"):  # noqa: ASYNC110 not seen yet
+                while not service.admission._expected.streams("silo-3"):  # noqa: ASYNC110 not seen yet
                     await asyncio.sleep(0.01)
                 third = await opened_round(made, 3)
                 await answer(third, {**couple, "silo-3": back})

@@ -782,7 +782,7 @@ def test_a_deadline_that_finds_only_a_report_that_failed_still_ends_the_round(
             frames = of_silo_1(played)
             sending = asyncio.create_task(submit(made, "silo-1", frames))
             assert await asyncio.to_thread(store.reached.wait, 10.0)
-            current = rounds.round(played.descriptor.digest)
+            current = rounds.rounds.named(played.descriptor.digest)
             while not current.batch._closing:  # noqa: ASYNC110 the deadline
                 await asyncio.sleep(0.01)
             store.fails.set()

@@ -89,10 +89,10 @@ def test_no_byte_of_the_key_is_left(made: Consortium) -> None:
     async def scene() -> None:
         async with mix_serving(made, 1), mix_serving(made, 2), mix_serving(made, 0) as rounds:
             played, _ = await collected(made)
-            key = rounds.round(played.descriptor.digest).release_key
+            key = rounds.rounds.named(played.descriptor.digest).release_key
             assert key is not None
             await void_at(made, played.descriptor, "mix-1")
-            assert rounds.round(played.descriptor.digest).release_key is None
+            assert rounds.rounds.named(played.descriptor.digest).release_key is None
             for path in state_of(made, 0).glob("mix.sqlite*"):
                 assert key.raw[:32] not in path.read_bytes(), path.name
 
@@ -244,8 +244,8 @@ def test_a_mix_that_purges_a_round_behind_its_list_after_a_power_cut_is_not_cert
         async with restarted(made, listed=True, cut=power) as played:
             pass
         async with mix_serving(made, 0) as rounds:
-            rounds._forget(rounds.round(played.descriptor.digest))
-            await rounds._purge()
+            rounds.rounds.forget(rounds.rounds.named(played.descriptor.digest))
+            await rounds.retention.purge()
             return await void_at(made, played.descriptor, "mix-1")
 
     assert run(scene()).voided.uncertain
@@ -256,8 +256,8 @@ def test_a_void_round_stays_void_when_it_is_purged(made: Consortium) -> None:
         async with mix_serving(made, 1), mix_serving(made, 2), mix_serving(made, 0) as rounds:
             played, _ = await collected(made)
             await void_at(made, played.descriptor, "mix-1")
-            rounds._forget(rounds.round(played.descriptor.digest))
-            await rounds._purge()
+            rounds.rounds.forget(rounds.rounds.named(played.descriptor.digest))
+            await rounds.retention.purge()
             ending = await void_at(made, played.descriptor, "mix-1")
             assert (ending.voided.reason, ending.disclosure) == ("voided by the coordinator", b"")
             assert await refusal(opened_round(made, attempt=2)) is OVER
@@ -269,8 +269,8 @@ def test_a_round_that_nobody_asked_to_open_is_void(made: Consortium) -> None:
     async def scene() -> round_pb2.Ending:
         async with mix_serving(made, 1), mix_serving(made, 2), mix_serving(made, 0) as rounds:
             played, _ = await collected(made)
-            rounds._forget(rounds.round(played.descriptor.digest))
-            await rounds._purge()
+            rounds.rounds.forget(rounds.rounds.named(played.descriptor.digest))
+            await rounds.retention.purge()
             return await void_at(made, played.descriptor, "mix-1")
 
     assert run(scene()).voided.reason == "nobody asked to open it"

@@ -310,7 +310,7 @@ class MortalDisk(WritingThread):
         return await asyncio.Event().wait()
 
     def bury(self) -> None:
-        self._end_thread()
+        self.end()
         self.store._database.close()
 
 
@@ -338,10 +338,9 @@ async def mortal_mix(made: Consortium, index: int, disk: MortalDisk) -> AsyncIte
 async def _end(rounds: MixRounds, *waiting: asyncio.Task[Any]) -> None:
     for task in waiting:
         task.cancel()
-    if rounds._sweeper is not None:
-        rounds._sweeper.cancel()
+    rounds.retention.stop()
     await rounds._tasks.cancel()
-    for current in rounds._rounds.values():
+    for current in rounds.rounds:
         current.disarm()
         current.spool.close()
     await rounds.delivery.close()

@@ -12,22 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from silomix_shuffler.storage import spool as spools
-from silomix_shuffler.storage.spares import Spares
 from silomix_shuffler.storage.spool import Spool
 
 LENGTH = 8
-HELD_BYTES = spools._HELD_BYTES
-
-
-@pytest.fixture(autouse=True, params=[0, 2 * LENGTH, 2**20], ids=["disk", "both", "memory"])
-def _held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much of a batch stays in memory, too: nobody may notice."""
-    monkeypatch.setattr(spools, "_HELD_BYTES", request.param)
 
 
 def spool_at(path: Path) -> Spool:
-    return Spool(path, LENGTH, Spares(path.parent.with_suffix(".spare")))
+    return Spool(path, LENGTH)
 
 
 @settings(
@@ -90,12 +81,12 @@ def test_a_disk_that_takes_only_a_part_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = spool_at(tmp_path / "body")
-    write, room = os.pwritev, [3]
+    write, room = os.pwrite, [3]
 
-    def full(file: int, reports: list[bytes], at: int) -> int:
-        return write(file, [b"".join(reports)[: room[0]]], at)
+    def full(file: int, report: bytes, at: int) -> int:
+        return write(file, report[: room[0]], at)
 
-    monkeypatch.setattr(os, "pwritev", full)
+    monkeypatch.setattr(os, "pwrite", full)
 
     def written() -> None:
         spool.write(0, b"report 0")
@@ -109,54 +100,19 @@ def test_a_disk_that_takes_only_a_part_is_full(
     spool.close()
 
 
-def test_what_found_no_room_is_not_taken_for_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reports of the next group may be among those that a full disk refused."""
-    monkeypatch.setattr(spools, "_HELD_BYTES", 2**20)
-    spool = spool_at(tmp_path / "body")
-    for slot in (0, 1, 3):
-        spool.write(slot, b"report %d" % slot)
-    with monkeypatch.context() as full:
-        full.setattr(os, "pwritev", lambda *_: 0)
-        with pytest.raises(OSError, match="No space left"):
-            spool.sync()
-    spool.write(2, b"report 2")
-    spool.sync()
-    assert (tmp_path / "body").read_bytes() == b"report 0report 1report 2report 3"
-    spool.close()
-
-
-def test_what_is_not_wanted_any_more_takes_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a full disk refused is sent again, for another slot."""
-    monkeypatch.setattr(spools, "_HELD_BYTES", 2**20)
-    spool = spool_at(tmp_path / "body")
-    spool.write(0, b"report 0")
-    spool.write(1, b"refused!")
-    spool.forget(1)
-    spool.sync()
-    assert (tmp_path / "body").read_bytes() == b"report 0"
-    with pytest.raises(OSError, match="a report is missing"):
-        list(spool.read([1]))
-    spool.close()
-
-
 def test_nobody_closes_the_file_while_it_is_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its number, or the emptied file itself, could be another batch's by then."""
-    monkeypatch.setattr(spools, "_HELD_BYTES", 0)
+    """Its number, could be another batch's by then."""
     spool, writing, may_go = spool_at(tmp_path / "body"), Event(), Event()
-    write = os.pwritev
+    write = os.pwrite
 
     def slowly(*args: Any) -> int:
         writing.set()
         assert may_go.wait(10.0)
         return write(*args)
 
-    monkeypatch.setattr(os, "pwritev", slowly)
+    monkeypatch.setattr(os, "pwrite", slowly)
     with ThreadPoolExecutor(2) as threads:
         written = threads.submit(spool.write, 0, b"report 0")
         assert writing.wait(10.0)
@@ -166,7 +122,6 @@ def test_nobody_closes_the_file_while_it_is_written_to(
         written.result(10.0)
         deleted.result(10.0)
     assert list(tmp_path.iterdir()) == []
-    assert [each.read_bytes() for each in tmp_path.with_suffix(".spare").iterdir()] == [b""]
 
 
 def test_closed_on_the_way_it_fails_as_a_file_does(tmp_path: Path) -> None:
@@ -182,17 +137,14 @@ def test_closed_on_the_way_it_fails_as_a_file_does(tmp_path: Path) -> None:
         spool.write(1, b"report 1")
 
 
-def test_memory_holds_a_part_of_a_batch_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spools, "_HELD_BYTES", HELD_BYTES)
+def test_a_batch_is_never_in_memory(tmp_path: Path) -> None:
     length = 100_000
-    spool = Spool(tmp_path / "body", length, Spares(tmp_path / "spare"))
+    spool = Spool(tmp_path / "body", length)
     tracemalloc.start()
     try:
         for slot in range(200):
             spool.write(slot, bytes([slot]) * length)
-        assert tracemalloc.get_traced_memory()[0] < 6 * 10**6, "of 20 MB"
+        assert tracemalloc.get_traced_memory()[0] < 10**6, "of 20 MB"
         assert [report[0] for report in spool.read(range(200))] == list(range(200))
         spool.close()
         assert tracemalloc.get_traced_memory()[0] < 10**6
@@ -252,7 +204,6 @@ def test_two_threads_with_the_first_reports_share_one_file(tmp_path: Path) -> No
         def write(slot: int, spool: Spool = spool, ready: Barrier = ready) -> None:
             ready.wait()
             spool.write(slot, b"report %d" % slot)
-            spool.flush()
 
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(write, range(4)))

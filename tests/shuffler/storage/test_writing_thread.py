@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from silomix_protocol.rounds.descriptor import RoundDigest
-from silomix_shuffler.storage.spares import Spares
 from silomix_shuffler.storage.spool import Spool
 from silomix_shuffler.storage.store import KeptReport, Store
 from silomix_shuffler.storage.writing_thread import WritingThread
@@ -39,7 +38,7 @@ class WatchedStore(Store):
 
 class WatchedSpool(Spool):
     def __init__(self, path: Path, done: list[str]) -> None:
-        super().__init__(path, LENGTH, Spares(path.parent / "spare"))
+        super().__init__(path, LENGTH)
         self._done = done
 
     def sync(self) -> None:
