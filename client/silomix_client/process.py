@@ -40,14 +40,9 @@ from silomix_client.ledger.ledger import Ledger
 from silomix_client.ledger.verify_ledger import verify
 from silomix_client.ledger.witnessed_height import Witness
 from silomix_client.network.connection_status import Links, LinkTo, Purpose
-from silomix_client.network.fleet import (
-    FleetMessage,
-    FleetNode,
-    FleetRefused,
-    FleetUnreachable,
-    FleetVersion,
-    join_fleet,
-)
+from silomix_client.network.fleet import FleetNode, join_fleet
+from silomix_client.network.fleet_calls import FleetRefused, FleetUnreachable, FleetVersion
+from silomix_client.network.fleet_objects import FleetMessage
 from silomix_client.rounds.answer import StudyDesk
 from silomix_client.rounds.lease import Ending, LeaseHolder, LeaseTerms
 

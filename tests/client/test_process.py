@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 from silomix_client import process as run
 from silomix_client.audit_log.log import AuditLog
-from silomix_client.network.fleet import FleetMessage, FleetUnreachable
+from silomix_client.network.fleet_calls import FleetUnreachable
+from silomix_client.network.fleet_objects import FleetMessage
 from silomix_lab.consortium.create import Consortium
 from support.silos import approved_silo
 

@@ -15,19 +15,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPResponse
 from pathlib import Path
+from unittest.mock import patch
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import RegisterNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from silomix_client.network.fleet import (
-    FleetMessage,
-    FleetNode,
-    FleetRefused,
-    FleetUnreachable,
-    join_fleet,
-)
+from silomix_client.network.bounded_http import BoundedHttp
+from silomix_client.network.fleet import FleetNode, join_fleet
+from silomix_client.network.fleet_calls import FleetRefused, FleetUnreachable
+from silomix_client.network.fleet_objects import FleetMessage
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.certificates.certificates import key_pem
 from silomix_protocol.host.file_descriptors import allow_many
@@ -239,14 +238,14 @@ def earned(streams: list[socket.socket], request: bytes) -> int:
 
 def heartbeat_of(node: FleetNode, address: str) -> bytes:
     """The bytes of a signed request that Flower answers, good for as many as are sent soon."""
-    requests: list[httpx.Request] = []
-    node._client._client.event_hooks["request"].append(requests.append)
-    node.heartbeat()
-    node._client._client.event_hooks["request"].clear()
-    (request,) = requests
-    lines = [f"POST {request.url.path} HTTP/1.1", f"Host: {address}"]
-    lines += [f"{name}: {value}" for name, value in request.headers.items() if name != "host"]
-    return "\r\n".join([*lines, "", ""]).encode() + request.content
+    with patch.object(BoundedHttp, "post", autospec=True, side_effect=BoundedHttp.post) as post:
+        node.heartbeat()
+    (call,) = post.call_args_list
+    _, url, headers, content, _ = call.args
+    lines = [f"POST {urlsplit(url).path} HTTP/1.1", f"Host: {address}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {len(content)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + content
 
 
 def test_one_address_gets_so_many_connections_and_others_go_on_with_their_leases(
@@ -393,16 +392,18 @@ def test_a_reply_that_was_sent_by_half_holds_nobody_up(tmp_path: Path) -> None:
         address = made.study.server.fleet_address
         wait_until(lambda: "run_started" in system.server.log.read_text(), "silos are registered")
         with join_fleet(address, _authority(made), key, tmp_path / "node") as node:
-            node._client.PushObject = _broken_off  # type: ignore[method-assign]
             lease = _first_message(node)
-            with pytest.raises(FleetUnreachable, match="broken off"):
+            with (
+                patch.object(node, "_push", _broken_off),
+                pytest.raises(FleetUnreachable, match="broken off"),
+            ):
                 node.reply(lease, {"silo": "silo-3", "ending": "done"})
             assert system.server_status() == 0, system.all_logs()
     assert len(progress(made)) == 3
 
 
 def _broken_off(*_: object, **__: object) -> None:
-    raise ConnectionError("broken off")
+    raise FleetUnreachable("broken off")
 
 
 def _first_message(node: FleetNode) -> FleetMessage:

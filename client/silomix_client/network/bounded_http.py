@@ -3,30 +3,70 @@
 Counted where bytes come in, before anything is made of them: a status line, headers, the answer of
 a proxy to CONNECT and a body that never ends all count.  What a server may send as much as it likes
 of, one byte at a time, ends at the deadline of its request.
-
-Sets the network backend of httpx's own transport (an internal, hence the exact pin).
 """
 
 import ssl
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httpcore
-import httpx
-from silomix_protocol.connections.route import Route
+from silomix_protocol.connections.route import Proxy, Route
 
 LARGEST_ANSWER = 2**18  # bytes: the largest honest one, a lease, has a few thousand
 LONGEST_ANSWER_S = 45.0  # from the first byte that is sent to the last that comes back
-_STEP_S = 30.0  # without a byte
-_IDENTITY = "identity"
+STEP_S = 30.0  # without a byte
+_IDLE_S = 5.0  # a connection that nobody uses is closed before the server does it
+_IDENTITY = b"identity"
+
+Headers = list[tuple[bytes | str, bytes | str]]
 
 
-def bounded_client(trusted: ssl.SSLContext, route: Route) -> httpx.Client:
-    """A client that takes this route and no other, and whose answers are bounded."""
-    transport = _BoundedTransport(trusted, None if route.proxy is None else route.proxy.url)
-    return httpx.Client(transport=transport, timeout=_STEP_S, trust_env=False)
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    status: int
+    content: bytes
+
+
+class BoundedHttp:
+    """Requests that take this route and no other, and whose answers are bounded."""
+
+    def __init__(self, trusted: ssl.SSLContext, route: Route) -> None:
+        self._meter = _Meter()
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=trusted,
+            proxy=None if route.proxy is None else _dialled(route.proxy),
+            keepalive_expiry=_IDLE_S,
+            network_backend=_Network(self._meter),
+        )
+
+    def post(
+        self, url: str, headers: Mapping[str, str], content: bytes, step_s: float = STEP_S
+    ) -> HttpAnswer:
+        """Send a request and take its answer, of whatever status."""
+        sent: Headers = [*headers.items(), ("accept-encoding", _IDENTITY)]
+        steps = dict.fromkeys(("connect", "read", "write", "pool"), step_s)
+        self._meter.begin()
+        with self._pool.stream(
+            "POST", url, headers=sent, content=content, extensions={"timeout": steps}
+        ) as response:
+            for name, value in response.headers:
+                if name.lower() == b"content-encoding" and value.strip().lower() != _IDENTITY:
+                    raise httpcore.RemoteProtocolError(
+                        "a compressed answer, which nobody asked for"
+                    )
+            return HttpAnswer(response.status, response.read())
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _dialled(proxy: Proxy) -> httpcore.Proxy:
+    login = proxy.authorization
+    headers: Headers = [] if login is None else [("Proxy-Authorization", login)]
+    return httpcore.Proxy(f"http://{proxy.address}", headers=headers)
 
 
 class _Meter(threading.local):
@@ -49,23 +89,6 @@ class _Meter(threading.local):
         self.left -= size
         if self.left < 0:
             raise httpcore.ReadError(f"an answer of more than {LARGEST_ANSWER} bytes")
-
-
-class _BoundedTransport(httpx.HTTPTransport):
-    def __init__(self, trusted: ssl.SSLContext, proxy: str | None) -> None:
-        super().__init__(verify=trusted, trust_env=False, proxy=proxy)
-        self._meter = _Meter()
-        self._pool._network_backend = _Network(self._meter)
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        request.headers["accept-encoding"] = _IDENTITY
-        self._meter.begin()
-        response = super().handle_request(request)
-        coding = response.headers.get("content-encoding", _IDENTITY)
-        if coding.strip().lower() != _IDENTITY:
-            response.close()
-            raise httpx.DecodingError("a compressed answer, which nobody asked for")
-        return response
 
 
 class _Network(httpcore.NetworkBackend):
