@@ -1,6 +1,5 @@
 """`silomix authority …`, `silomix join`, `silomix renew`: membership of a consortium."""
 
-import asyncio
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -242,6 +241,8 @@ def join(
     folder.  A proxy is used here and written, with copies of its files, into the silo.toml that is
     made.
     """
+    import asyncio
+
     from silomix_client.network.outbound import network_of
     from silomix_protocol.certificates.certificates import shown
     from silomix_protocol.connections.route import ignore_environment
@@ -303,6 +304,8 @@ def renew(config: Config) -> None:
     CONFIG is its silo.toml, mix.toml or server.toml.  Works also after the certificate expired, as
     long as the authority did not revoke the party; a process that runs uses the new one at once.
     """
+    import asyncio
+
     from silomix_client.network.outbound import network_of
     from silomix_protocol.certificates.certificates import shown
     from silomix_protocol.connections.route import DIRECT, ignore_environment

@@ -5,7 +5,6 @@ import ssl
 from pathlib import Path
 
 from silomix_core.toml_table import split_address
-from silomix_protocol.certificates.certificates import dialled_name
 from silomix_protocol.host.failure import Failure, failures
 from silomix_protocol.host.terminal import show
 
@@ -44,6 +43,8 @@ def authority_health(config: Config) -> None:
 
 def _shake_hands(address: str, name: str, folder: Path, *, certified: bool) -> None:
     """Make a TLS handshake with `name` at `address`; if `certified`, with a certificate of ours."""
+    from silomix_protocol.certificates.certificates import dialled_name
+
     host, port = split_address(address)
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     context = ssl.create_default_context(cafile=str(folder / "ca.crt"))

@@ -1,7 +1,6 @@
 """`silomix mix …`: what a mix's operator types."""
 
 import json
-from http.client import HTTPConnection, HTTPException
 
 from silomix_core.toml_table import split_address
 from silomix_protocol.host.failure import Failure, failures
@@ -64,6 +63,8 @@ def mix_health(config: Config) -> None:
 
 def _problems(address: str) -> list[str]:
     """The problems that the mix says it has."""
+    from http.client import HTTPConnection, HTTPException
+
     connection = HTTPConnection(*split_address(address), timeout=_HEALTH_S)
     try:
         connection.request("GET", "/health")
