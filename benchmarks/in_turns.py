@@ -88,7 +88,7 @@ def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without the processes
     lines = []
-    with _checked_out(options.commit) as before:
+    with checked_out(options.commit) as before:
         print("  before ms   now ms  times |   CPU  by role, before / now")
         for _ in range(options.studies):
             lines.append(_compared(before, options))
@@ -160,7 +160,7 @@ def _started(tree: Path, options: argparse.Namespace) -> Iterator[Running]:
 
 
 @contextmanager
-def _checked_out(commit: str) -> Iterator[Path]:
+def checked_out(commit: str) -> Iterator[Path]:
     """A tree of that commit, gone afterwards."""
     git = shutil.which("git") or "git"
     with tempfile.TemporaryDirectory(prefix="in-turns-") as name:
