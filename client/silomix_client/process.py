@@ -47,7 +47,7 @@ from silomix_client.rounds.answer import StudyDesk
 from silomix_client.rounds.lease import Ending, LeaseHolder, LeaseTerms
 
 _POLL_S = (0.2, 2.0)  # first and longest pause between two looks for a lease
-_LONGEST_PAUSE_S = 10.0  # between two tries to reach a server
+_LONGEST_PAUSE_S = 10.0  # between two tries at a server that refuses this silo
 _REFUSALS_BEFORE_STOP = 7
 _LONGEST_LEASE = 64  # characters of its identity, which goes to the log
 _JOINS, _JOIN_S = 20, 10.0  # so many at once, then one in so many seconds
@@ -196,7 +196,8 @@ class _Process:
                 f"the server at {address} refuses this silo ({error}); "
                 "ask its operator whether your key is in the study it runs"
             ) from error
-        pause = pause_s(tries, _LONGEST_PAUSE_S)
+        longest = _LONGEST_PAUSE_S if refusals > 1 else _POLL_S[1]  # refused once: it is starting
+        pause = pause_s(tries, longest)
         link.waiting(error, pause)
         await self._pause(pause)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from silomix_core.toml_table import split_address
 from silomix_protocol.connections.tls import Identity
@@ -20,9 +21,11 @@ from silomix_protocol.keys import SigningKey, write_secret
 from silomix_server.config import ServerConfig
 from silomix_server.errors import ServerError, StartFailed, StudyFailed
 from silomix_server.flower.child_processes import end, spawn
-from silomix_server.flower.flower_run import FlowerRuns
 from silomix_server.flower.flower_state import APP, HOME, make_ready
 from silomix_server.study.results import MODEL, finished_model, progress
+
+if TYPE_CHECKING:
+    from silomix_server.flower.flower_run import FlowerRuns
 
 _START_S = 60.0
 _POLL_S = 0.2
@@ -71,6 +74,8 @@ def make_secrets(config: ServerConfig) -> None:
 
 
 def _run_study(config: ServerConfig, children: dict[str, subprocess.Popen[bytes]]) -> None:
+    from silomix_server.flower.flower_run import FlowerRuns  # while the children start, too
+
     runs = FlowerRuns(config.control_listen, config.folder / "ca.crt", config.control_secret)
     try:
         _wait_until_ready(runs, children, config)
@@ -88,7 +93,7 @@ def _run_study(config: ServerConfig, children: dict[str, subprocess.Popen[bytes]
 
 
 def _wait_until_ready(
-    runs: FlowerRuns, children: dict[str, subprocess.Popen[bytes]], config: ServerConfig
+    runs: "FlowerRuns", children: dict[str, subprocess.Popen[bytes]], config: ServerConfig
 ) -> None:
     end = time.monotonic() + _START_S
     while not runs.ready():
@@ -100,7 +105,7 @@ def _wait_until_ready(
 
 
 def _watch(
-    runs: FlowerRuns,
+    runs: "FlowerRuns",
     run_id: int,
     children: dict[str, subprocess.Popen[bytes]],
     config: ServerConfig,

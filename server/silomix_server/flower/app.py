@@ -7,6 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from silomix_server.config import load
+from silomix_server.flower.inside_flower import wait_seconds_for_half_a_reply
 from silomix_server.rounds.coordinator import run_study
 
 app = ServerApp()
@@ -15,6 +16,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = load(Path(str(context.run_config["server-config"])))
+    wait_seconds_for_half_a_reply()
     uvloop.run(run_study(config, grid))
 
 

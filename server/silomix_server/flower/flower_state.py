@@ -12,8 +12,6 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from alembic.script import ScriptDirectory
-from flwr.supercore.state.alembic.utils import ALEMBIC_DIR, ALEMBIC_VERSION_TABLE
 from silomix_protocol.host import logs
 
 from silomix_server.config import ServerConfig
@@ -35,6 +33,9 @@ def make_ready(config: ServerConfig) -> None:
 
 def _problem(database: Path) -> str | None:
     """Why the database cannot be used by this Flower, whose last migration it must have."""
+    from alembic.script import ScriptDirectory  # not at a first start, which has no database
+    from flwr.supercore.state.alembic.utils import ALEMBIC_DIR, ALEMBIC_VERSION_TABLE
+
     try:
         with closing(sqlite3.connect(database, timeout=5.0)) as opened:
             (found,) = opened.execute("PRAGMA quick_check(1)").fetchone()

@@ -4,8 +4,6 @@ Flower serves its Fleet, Control and Runtime APIs on one port, the Control API w
 authentication.  Here the same application listens twice: on the fleet address, where only
 /v1/fleet/ exists, and on a loopback address, where everything does but the Control API asks for a
 secret that only this user can read.  TLS on both.
-
-Uses flwr's `create_app` and its command-line parser (internals, hence the exact pin).
 """
 
 import asyncio
@@ -23,11 +21,6 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 import uvicorn
-from flwr.superlink.cli.flower_superlink import (
-    SuperLinkLifespan,
-    _parse_superlink_lifespan_config,
-)
-from flwr.superlink.main import create_app
 from silomix_protocol.certificates.files import CERTIFICATE, KEY, CertificateFiles
 from silomix_protocol.host import logs
 from silomix_protocol.host.file_descriptors import connections
@@ -37,6 +30,7 @@ from silomix_server.config import CONTROL_HEADER, ServerConfig, load
 from silomix_server.flower.child_processes import end_with_parent
 from silomix_server.flower.doorkeeper import Asgi, Doorkeeper, Receive, Send, Terms
 from silomix_server.flower.flower_state import DATABASE
+from silomix_server.flower.inside_flower import superlink_app
 
 _FLEET = "/v1/fleet/"
 _CONTROL = "/v1/control/"
@@ -126,8 +120,7 @@ def main() -> None:
 
 
 async def _serve(config: ServerConfig) -> None:
-    sys.argv = ["flower-superlink", *_arguments(config)]
-    app = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
+    app = superlink_app(_arguments(config))
     secret = read_secret(config.control_secret, 32)
     inner = _door(config, with_secret(app, secret), config.control_listen, "on", _INNER)
     outer = _door(config, only_fleet(app), config.fleet_listen, "off", _outer_terms())

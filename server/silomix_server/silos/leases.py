@@ -4,26 +4,17 @@ import asyncio
 import re
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.superlink.grid import http_grid
 from silomix_core.study.study import Study
 from silomix_protocol.certificates.revocation import Revocations
 from silomix_protocol.host import logs
 
 RECORD = "lease"
 _POLL_S = 0.15
-_HALF_SENT_S = 2.0
 _ENDING, _COUNT = re.compile("[a-z-]{1,32}"), re.compile("[0-9]{1,9}")
-
-# Flower would wait two hours for a reply whose sender broke off before all of it was there.
-vars(http_grid)["pull_objects"] = partial(
-    pull_objects, max_time=_HALF_SENT_S, initial_backoff=_POLL_S
-)
 
 
 @dataclass(frozen=True, slots=True)
