@@ -79,11 +79,12 @@ class Node:
         message = make_message(metadata, content=content)
         self.replied.clear()
         with no_object_id_recompute():
-            message.metadata.__dict__["_message_id"] = message.object_id
+            announced = message_to_proto(remove_content_from_message(message))
+            announced.metadata.message_id = message.object_id
             nested = get_all_nested_objects(message)
             self.objects = {name: each.deflate() for name, each in nested.items()}
             response = PullMessagesResponse(
-                messages_list=[message_to_proto(remove_content_from_message(message))],
+                messages_list=[announced],
                 message_object_trees=[get_object_tree(message)],
             )
         self.waiting.put_nowait(response)
