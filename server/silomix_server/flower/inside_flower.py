@@ -1,4 +1,4 @@
-"""What we use or change of the inside of Flower 1.41, held by tests/system/test_flower_contract.py.
+"""What we use or change of the inside of Flower 1.41 and 1.42, held by tests/system/test_flower_contract.py.
 
 Also of Flower: flower_state.py reads its database, flower_run.py makes its headers and bundle.  The
 insides of all libraries that we touch are listed in docs/decisions/0002-dependencies.md.
@@ -42,9 +42,9 @@ def wait_seconds_for_half_a_reply() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Load without Python's garbage collector, which is up to a fifth of the time that Flower takes.
+    """Load modules without Python's garbage collector, a fifth of the time that Flower takes.
 
-    It would look again and again through modules that stay anyway.
+    It would look again and again through what stays anyway.
     """
     gc.disable()
     try:
