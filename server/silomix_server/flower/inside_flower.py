@@ -1,7 +1,7 @@
-"""What we use or change of the inside of Flower 1.41 and 1.42, held by tests/system/test_flower_contract.py.
+"""What we use or change of the inside of Flower; tests/system/test_flower_contract.py holds it.
 
-Also of Flower: flower_state.py reads its database, flower_run.py makes its headers and bundle.  The
-insides of all libraries that we touch are listed in docs/decisions/0002-dependencies.md.
+Made for flwr 1.41 and 1.42.  Also of Flower: flower_state.py reads its database, flower_run.py
+makes its headers and bundle.  The insides of all libraries: docs/decisions/0002-dependencies.md.
 """
 
 import gc
