@@ -41,7 +41,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from played import (
+from around_a_mix import (
     Coordinator,
     Hop,
     Sink,

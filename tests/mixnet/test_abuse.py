@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 import pytest
 import tomli_w
-from mixnet.played import HostileRound, RealMix, feed, hostile_round, prepared, real_mix, refusal
+from mixnet.real_mix import HostileRound, RealMix, feed, hostile_round, prepared, real_mix, refusal
 from silomix_core.study.reader import parse_study
 from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from mixnet.played import quick_folder
+from mixnet.real_mix import quick_folder
 from silomix_client.config.silo_config import SiloConfig
 from silomix_client.errors import Unsettled
 from silomix_client.ledger.ledger import Ledger

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from mixnet.played import (
+from mixnet.real_mix import (
     Chain,
     HostileRound,
     RealMix,

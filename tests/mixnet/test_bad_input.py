@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from mixnet.played import HostileRound, RealMix, hostile_round, prepared, real_mix, refusal
+from mixnet.real_mix import HostileRound, RealMix, hostile_round, prepared, real_mix, refusal
 from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2, mix_pb2_grpc, round_pb2
 from silomix_protocol.certificates.certificates import Authority, dialled_name

@@ -39,8 +39,8 @@ from support.coordinators import frame_reader, identity, signer
 from support.heights import some_height
 from support.mixes import RPC_S, described, invented_keys, mix_serving, run
 from support.parties import beside
-from support.played import holding
 from support.proxies import Proxy, proxy
+from support.scripted_lease import holding
 from support.silos import approved_silo, copied, open_ledger
 
 LEASE = "lease"

@@ -19,7 +19,7 @@ from math import factorial
 from pathlib import Path
 from typing import Any
 
-from mixnet.played import prepared, quick_folder, real_mix
+from mixnet.real_mix import prepared, quick_folder, real_mix
 from scipy.special import gammaincc
 from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2, mix_pb2_grpc

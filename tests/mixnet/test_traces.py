@@ -23,7 +23,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from mixnet.played import RealMix, real_mix, until
+from mixnet.real_mix import RealMix, real_mix, until
 from silomix_core.study.reader import parse_study
 from silomix_lab.consortium.create import Consortium
 from silomix_proto import mix_pb2

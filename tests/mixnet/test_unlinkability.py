@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mixnet.played import (
+from mixnet.real_mix import (
     Chain,
     HostileRound,
     RealMix,

@@ -33,7 +33,7 @@ from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest
 from silomix_protocol.rounds.statements import sign_receipt
 
 from support.echoes import with_echoes
-from support.played import gated_digest
+from support.scripted_lease import gated_digest
 from support.silos import (
     closed_round,
     committed_list,

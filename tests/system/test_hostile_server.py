@@ -46,8 +46,8 @@ from support.hostile import (
     saying,
     whole_round,
 )
-from support.played import Event, gated_digest, passages
 from support.processes import silomix
+from support.scripted_lease import Event, gated_digest, passages
 from support.silos import (
     NOW,
     abandonments,

@@ -34,7 +34,8 @@ from support.consortia import make_consortium
 from support.coordinators import frame_reader
 from support.heights import some_height
 from support.mixes import calling, described, mix_serving, open_at, run, signer
-from support.played import (
+from support.put_back import StateCopy
+from support.scripted_lease import (
     ENDED,
     Event,
     PlayedMix,
@@ -46,7 +47,6 @@ from support.played import (
     round_with,
     rounds_charged,
 )
-from support.put_back import StateCopy
 from support.silos import (
     NOW,
     approved_silo,

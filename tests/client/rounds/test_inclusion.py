@@ -28,7 +28,7 @@ from silomix_protocol.rounds.statements import (
 )
 from support.consortia import make_consortium
 from support.coordinators import parties
-from support.played import (
+from support.scripted_lease import (
     ENDED,
     Event,
     Followed,

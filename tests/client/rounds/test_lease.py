@@ -18,7 +18,7 @@ from silomix_protocol.keys import SigningKey
 from silomix_protocol.rounds.round_keys import sign_list
 from silomix_protocol.rounds.tokens import issuer
 from support.consortia import make_consortium
-from support.played import (
+from support.scripted_lease import (
     ENDED,
     Event,
     PlayedCoordinator,
