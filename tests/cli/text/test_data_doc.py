@@ -7,7 +7,7 @@ from pathlib import Path
 from silomix_client.config.silo_config import load
 from support.studies import parse, study_tree
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
 
 

@@ -420,7 +420,7 @@ def test_importing_silomix_loads_nothing_heavy_and_sets_grpc_up_first() -> None:
 
 @pytest.mark.parametrize("name", ["breast_cancer.py", "diabetes.py"])
 def test_the_example_runs_and_draws(name: str, tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "examples" / name
+    script = Path(__file__).parents[3] / "examples" / name
     started = time.monotonic()
     ended = subprocess.run(
         [sys.executable, str(script), "out.png"],
