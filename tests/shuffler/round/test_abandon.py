@@ -50,11 +50,6 @@ def single(tmp_path: Path) -> Consortium:
     return make_consortium(tmp_path / "c", mixes=1, minimum_batch=2, deadline_s=20.0)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Consortium:
-    return make_consortium(tmp_path / "c", mixes=2, minimum_batch=2, deadline_s=20.0)
-
-
 async def abandoned_by_all(played: PlayedRound) -> list[round_pb2.Abandonment]:
     """Every mix's statement, checked as a silo checks them before it seals again."""
     made = played.made

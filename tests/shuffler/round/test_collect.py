@@ -34,11 +34,6 @@ def single(tmp_path: Path) -> Consortium:
     return make_consortium(tmp_path / "c", mixes=1, minimum_batch=2, deadline_s=20.0)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Consortium:
-    return make_consortium(tmp_path / "c", mixes=2, minimum_batch=2, deadline_s=20.0)
-
-
 @pytest.mark.parametrize("caller", ["silo-1", "mix-1", "mix-2"])
 def test_only_the_coordinator_collects(pair: Consortium, caller: str) -> None:
     async def scene() -> grpc.StatusCode:
