@@ -1,5 +1,6 @@
 """A small valid study as a tree of plain values, to be changed by tests and written as TOML."""
 
+import re
 from base64 import b64encode
 from typing import Any
 
@@ -8,6 +9,7 @@ from silomix_core.study.reader import parse_study
 from silomix_core.study.study import Study
 
 Tree = dict[str, Any]
+Path = tuple[str | int, ...]  # to a value in a study file: keys, and places in lists
 
 
 def study_tree(silos: int = 3) -> Tree:
@@ -60,7 +62,7 @@ def parse(tree: Tree) -> Study:
     return parse_study(study_bytes(tree))
 
 
-def at(tree: Tree, path: tuple[str | int, ...]) -> Any:
+def at(tree: Tree, path: Path) -> Any:
     """The value at this path, e.g. ("silos", 0, "records")."""
     place: Any = tree
     for step in path:
@@ -68,19 +70,24 @@ def at(tree: Tree, path: tuple[str | int, ...]) -> Any:
     return place
 
 
-def with_value(path: tuple[str | int, ...], value: object) -> Tree:
+def with_value(path: Path, value: object) -> Tree:
     """A valid tree but for one value."""
     tree = study_tree()
     at(tree, path[:-1])[path[-1]] = value
     return tree
 
 
-def written(path: tuple[str | int, ...]) -> str:
+def written(path: Path) -> str:
     """The path as our error messages write it: silos[0].records."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
     return text.removeprefix(".")
+
+
+def naming(path: Path) -> str:
+    """A pattern of the name by which a refusal speaks of this value."""
+    return re.escape(written(path))
 
 
 def _key(size: int, seed: int) -> str:
