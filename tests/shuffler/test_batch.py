@@ -3,7 +3,6 @@
 import random
 import secrets
 from collections import Counter
-from collections.abc import Callable
 from hashlib import sha256
 from itertools import permutations
 from typing import Any
@@ -11,55 +10,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from silomix_protocol.rounds.statements import digests
 from silomix_shuffler.batch import Batch, BatchOutcome, State
-from silomix_shuffler.errors import GateClosed, ReplayedReport, UnfitList, WrongRound, WrongSender
+from silomix_shuffler.errors import GateClosed, UnfitList, WrongRound
+from support.batches import (
+    EVENTS,
+    HASH,
+    LIST,
+    OTHER_HASH,
+    OTHER_LIST,
+    SILOS,
+    batch_in,
+    in_place,
+    listing,
+    opened_with,
+    put,
+)
 from support.descriptors import plain_descriptor
 
-SILOS = ("silo-1", "silo-2", "silo-3", "silo-4")
-NOBODY: frozenset[str] = frozenset()
-
-
-def listing(*reports: str) -> bytes:
-    """A list of these reports."""
-    return b"".join(sha256(each.encode()).digest() for each in reports)
-
-
-LIST, OTHER_LIST = listing("a", "b", "c"), listing("a", "b", "d")  # of batches of three
-HASH, OTHER_HASH = sha256(LIST).digest(), sha256(OTHER_LIST).digest()
-
-
-def opened_with(*silos: str, minimum: int = 2) -> Batch:
-    """A batch that holds a valid report of each of these silos."""
-    batch = Batch(plain_descriptor(minimum=minimum))
-    for silo in silos:
-        put(batch, silo)
-    return batch
-
-
-def put(batch: Batch, silo: str, *, valid: bool = True) -> None:
-    assert batch.admit(silo, b"onion of " + silo.encode())
-    slot = SILOS.index(silo)
-    assert batch.add(slot, b"output of " + silo.encode() if valid else None, silo) is valid
-
-
-def in_place(_: Any) -> None:
-    """A shuffle that leaves the order alone."""
-
-
-# What is allowed in which state -------------------------------------------------------------------
-
-EVENTS: dict[str, Callable[[Batch], object]] = {
-    "admit": lambda batch: batch.admit("silo-4", b"onion of silo-4"),
-    "seal": lambda batch: batch.seal(in_place),
-    "abort": lambda batch: batch.abort(),
-    "forward": lambda batch: batch.forward(),
-    "commit": lambda batch: batch.commit(LIST),
-    "release": lambda batch: batch.release(HASH, frozenset(SILOS)),
-    "void": lambda batch: batch.void(),
-    "purge": lambda batch: batch.purge(),
-}
 ALLOWED = {  # (state, event): state afterwards; what is not here is refused
     (State.OPEN, "admit"): State.OPEN,
     (State.OPEN, "seal"): State.SEALED,
@@ -80,24 +47,6 @@ ALLOWED = {  # (state, event): state afterwards; what is not here is refused
     **{(state, "purge"): State.PURGED for state in State},
     (State.VOIDED, "purge"): State.VOIDED,
 }
-
-
-def batch_in(state: State) -> Batch:
-    """A batch of three silos that came to this state by the usual way."""
-    batch = opened_with(*SILOS[:3])
-    way = {
-        State.OPEN: (),
-        State.SEALED: ("seal",),
-        State.FORWARDED: ("seal", "forward"),
-        State.RELEASED: ("seal", "forward", "commit", "release"),
-        State.VOIDED: ("seal", "forward", "commit", "void"),
-        State.ABORTED: ("abort",),
-        State.PURGED: ("purge",),
-    }
-    for event in way[state]:
-        EVENTS[event](batch)
-    assert batch.state is state
-    return batch
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -198,9 +147,6 @@ def test_a_purged_batch_remembers_no_report() -> None:
     assert "output of silo-1" not in repr(batch)
 
 
-# Sealing ----------------------------------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(
     outputs=st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=12, unique=True),
@@ -259,9 +205,6 @@ def test_an_empty_batch_is_aborted() -> None:
     assert batch.state is State.ABORTED
 
 
-# Unopenable and repeated reports ----------------------------------------------------------------
-
-
 def test_unopenable_reports_are_dropped_and_counted() -> None:
     batch = opened_with(*SILOS[:2])
     put(batch, "silo-3", valid=False)
@@ -308,135 +251,6 @@ def test_counts_add_up(outputs: list[bytes | None], minimum: int) -> None:
         assert outcome.aborted
 
 
-# Who may put a report in ------------------------------------------------------------------------
-
-
-def test_the_same_report_again_is_no_news() -> None:
-    batch = Batch(plain_descriptor())
-    assert batch.admit("silo-1", b"onion") is True
-    assert batch.admit("silo-1", b"onion") is False
-
-
-def test_a_silos_second_report_is_refused_if_it_differs() -> None:
-    batch = Batch(plain_descriptor())
-    batch.admit("silo-1", b"onion")
-    with pytest.raises(ReplayedReport):
-        batch.admit("silo-1", b"another")
-    assert batch.admit("silo-1", b"onion") is False, "the first one stands"
-
-
-def test_a_silo_that_the_round_does_not_name_is_refused() -> None:
-    batch = Batch(plain_descriptor(silos=SILOS[:3]))
-    with pytest.raises(WrongSender):
-        batch.admit("silo-4", b"onion")
-
-
-@pytest.mark.parametrize("state", [State.SEALED, State.FORWARDED, State.RELEASED, State.ABORTED])
-def test_a_closed_batch_takes_nothing_new_but_knows_what_it_took(state: State) -> None:
-    batch = batch_in(state)
-    with pytest.raises(WrongRound, match="closed"):
-        batch.admit("silo-4", b"onion of silo-4")
-    with pytest.raises(ReplayedReport):
-        batch.admit("silo-1", b"another")
-    assert batch.admit("silo-1", b"onion of silo-1") is False
-
-
-def test_after_the_deadline_nobody_is_admitted() -> None:
-    batch = opened_with(*SILOS[:2])
-    batch.close()
-    with pytest.raises(WrongRound, match="closed"):
-        batch.admit("silo-3", b"onion of silo-3")
-    assert batch.admit("silo-1", b"onion of silo-1") is False
-
-
-def test_a_report_that_could_not_be_kept_never_came() -> None:
-    batch = opened_with("silo-1")
-    batch.admit("silo-2", b"onion")
-    batch.withdraw("silo-2")
-    assert "silo-2" in batch.missing()
-    assert batch.admit("silo-2", b"another") is True, "it may even be another one now"
-
-
-# When nobody is left to wait for ----------------------------------------------------------------
-
-
-def test_a_batch_is_complete_when_every_silo_of_the_round_is_there() -> None:
-    batch = Batch(plain_descriptor())
-    for silo in SILOS:
-        assert not batch.complete(NOBODY)
-        put(batch, silo)
-    assert batch.complete(NOBODY)
-
-
-def test_a_report_that_is_still_being_opened_is_waited_for() -> None:
-    batch = opened_with(*SILOS[:3])
-    batch.admit("silo-4", b"onion")
-    assert not batch.complete(NOBODY)
-    assert not batch.complete(frozenset({"silo-4"}))
-    batch.close()
-    assert not batch.complete(NOBODY), "it came before the deadline"
-    batch.add(3, b"output")
-    assert batch.complete(NOBODY)
-
-
-def test_at_the_deadline_the_batch_goes_with_whoever_is_there() -> None:
-    batch = opened_with("silo-1")
-    assert not batch.complete(NOBODY)
-    batch.close()
-    assert batch.complete(NOBODY)
-
-
-def test_a_silo_that_is_gone_is_not_waited_for() -> None:
-    batch = opened_with(*SILOS[:3])
-    assert not batch.complete(frozenset({"silo-1"}))
-    assert batch.complete(frozenset({"silo-4"}))
-
-
-def test_below_the_minimum_even_the_gone_are_waited_for() -> None:
-    """They may come back before the deadline; giving up now could only abort the round."""
-    batch = opened_with("silo-1", minimum=2)
-    gone = frozenset(SILOS[1:])
-    assert not batch.complete(gone)
-    put(batch, "silo-2")
-    assert batch.complete(gone)
-
-
-def test_garbage_is_no_reason_to_give_up_the_gone() -> None:
-    """One valid report and one of garbage: sealing now could only abort the round."""
-    batch = opened_with("silo-1", minimum=2)
-    put(batch, "silo-2", valid=False)
-    assert not batch.complete(frozenset({"silo-3", "silo-4"}))
-    put(batch, "silo-3")
-    assert batch.complete(frozenset({"silo-4"}))
-
-
-def test_a_batch_without_reports_is_not_complete_before_its_deadline() -> None:
-    assert not Batch(plain_descriptor(minimum=1)).complete(frozenset(SILOS))
-
-
-@pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
-def test_what_is_closed_is_not_sealed_again(state: State) -> None:
-    assert not batch_in(state).complete(frozenset(SILOS))
-
-
-@settings(deadline=None)
-@given(
-    there=st.sets(st.sampled_from(SILOS)),
-    gone=st.frozensets(st.sampled_from(SILOS)),
-    minimum=st.integers(1, 4),
-)
-def test_complete_means_nobody_present_is_left_out(
-    there: set[str], gone: frozenset[str], minimum: int
-) -> None:
-    batch = opened_with(*there, minimum=minimum)
-    waited_for = set(SILOS) - there
-    expected = not waited_for or (len(there) >= minimum and waited_for <= gone)
-    assert batch.complete(gone) == expected
-
-
-# The gate ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("confirmed", "opens"),
     [
@@ -474,159 +288,6 @@ def test_the_first_mix_wants_the_confirmation_of_everybody_whose_report_it_forwa
         batch.release(HASH, frozenset({"silo-1", "silo-2", "silo-4"}))
     batch.release(HASH, frozenset(SILOS[:3]))
     assert batch.state is State.RELEASED
-
-
-# Any order of events ----------------------------------------------------------------------------
-
-
-class BatchLife(RuleBasedStateMachine):
-    """Random events on a batch beside a model of it that is too simple to be wrong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batch = Batch(plain_descriptor(minimum=2))
-        self.taken: dict[str, bytes] = {}
-        self.opened: list[bytes | None] = []
-        self.deadline_passed = False
-        self.outcomes: list[BatchOutcome] = []
-        self.left = False
-        self.aborted = False
-        self.committed = b""
-        self.released = False
-        self.voided = False
-
-    @property
-    def forwarded(self) -> int:
-        return len(self.outcomes[0].outputs) if self.outcomes else 0
-
-    @rule(silo=st.sampled_from((*SILOS, "silo-9")), onion=st.sampled_from([b"1", b"2"]))
-    def admit(self, silo: str, onion: bytes) -> None:
-        expected: type[Exception] | bool
-        if silo not in SILOS:
-            expected = WrongSender
-        elif silo in self.taken:
-            expected = False if self.taken[silo] == onion else ReplayedReport
-        else:
-            over = self.outcomes or self.aborted or self.deadline_passed
-            expected = WrongRound if over else True
-        if isinstance(expected, bool):
-            assert self.batch.admit(silo, onion) is expected
-            self.taken.setdefault(silo, onion)
-        else:
-            with pytest.raises(expected):
-                self.batch.admit(silo, onion)
-
-    @precondition(lambda self: self.taken and not self.outcomes)
-    @rule(data=st.data())
-    def withdraw(self, data: st.DataObject) -> None:
-        silo = data.draw(st.sampled_from(sorted(self.taken)))
-        self.batch.withdraw(silo)
-        del self.taken[silo]
-
-    @precondition(lambda self: not self.outcomes and not self.aborted)
-    @rule(output=st.none() | st.sampled_from([b"a", b"b", b"c"]))
-    def add(self, output: bytes | None) -> None:
-        news = output is not None and output not in self.opened
-        assert self.batch.add(len(self.opened), output) is news
-        self.opened.append(output)
-
-    @rule()
-    def close(self) -> None:
-        self.batch.close()
-        self.deadline_passed = True
-
-    @rule(seed=st.integers())
-    def seal(self, seed: int) -> None:
-        if self.outcomes or self.aborted:
-            with pytest.raises(WrongRound):
-                self.batch.seal(random.Random(seed).shuffle)
-            return
-        outcome = self.batch.seal(random.Random(seed).shuffle)
-        self.outcomes.append(outcome)
-        self.aborted = len({each for each in self.opened if each is not None}) < 2
-
-    @rule()
-    def forward(self) -> None:
-        if self.aborted or self.voided or not self.outcomes:
-            with pytest.raises(WrongRound):
-                self.batch.forward()
-        else:
-            self.batch.forward()
-            self.left = True
-
-    @rule()
-    def abort(self) -> None:
-        if self.left:
-            with pytest.raises(WrongRound):
-                self.batch.abort()
-        else:
-            self.batch.abort()
-            self.aborted = True
-
-    @rule(listed=st.sampled_from([LIST, OTHER_LIST, listing("a", "b"), listing("a", "a")]))
-    def commit(self, listed: bytes) -> None:
-        fits = len(set(digests(listed))) == self.forwarded == len(listed) / 32
-        if self.left and not self.voided and (self.committed == listed or self._first(fits=fits)):
-            self.batch.commit(listed)
-            self.committed = listed
-            return
-        with pytest.raises(WrongRound):
-            self.batch.commit(listed)
-        self.voided = self.voided or (self.left and not self.released)
-
-    def _first(self, *, fits: bool) -> bool:
-        return fits and not self.committed
-
-    @rule(
-        listed=st.sampled_from([LIST, listing("a", "b")]),
-        confirmed=st.frozensets(st.sampled_from((*SILOS, "silo-9"))),
-    )
-    def release(self, listed: bytes, confirmed: frozenset[str]) -> None:
-        stands = self.left and not self.voided and self.committed == listed
-        enough = len(confirmed & set(SILOS)) >= self.forwarded
-        if stands and (enough or self.released):
-            self.batch.release(sha256(listed).digest(), confirmed)
-            self.released = True
-        else:
-            with pytest.raises(GateClosed if stands else WrongRound):
-                self.batch.release(sha256(listed).digest(), confirmed)
-
-    @rule()
-    def void(self) -> None:
-        if self.released:
-            with pytest.raises(WrongRound):
-                self.batch.void()
-            return
-        self.batch.void()
-        self.voided, self.aborted = self.left, self.aborted or not self.left
-
-    @invariant()
-    def it_was_sealed_at_most_once_and_counts_add_up(self) -> None:
-        assert len(self.outcomes) <= 1
-        for outcome in self.outcomes:
-            assert outcome.received == len(self.opened)
-            assert outcome.received == len(outcome.sequence) + outcome.dropped
-            assert len(set(outcome.outputs)) == len(outcome.outputs) == len(outcome.sequence)
-            if not outcome.aborted:
-                valid = {each for each in self.opened if each is not None}
-                assert set(outcome.outputs) == valid
-                assert len(valid) >= 2
-
-    @invariant()
-    def it_never_both_left_and_was_aborted(self) -> None:
-        assert not (self.left and self.aborted)
-        gone = self.batch.state in (State.FORWARDED, State.RELEASED, State.VOIDED)
-        assert gone is self.left
-        assert (self.batch.state is State.VOIDED) is self.voided
-        assert (self.batch.state is State.RELEASED) is self.released
-        assert (self.batch.state is State.ABORTED) is self.aborted
-
-
-TestBatchLife = BatchLife.TestCase
-TestBatchLife.settings = settings(deadline=None, max_examples=80, stateful_step_count=25)
-
-
-# Every order is equally likely ------------------------------------------------------------------
 
 
 def test_every_order_of_three_reports_is_equally_likely() -> None:
