@@ -5,272 +5,34 @@ answers more than its operator's policy allows.
 """
 
 import json
-import os
-import random
-import re
 import sqlite3
-import subprocess
-import sys
 import tarfile
 import tomllib
 from contextlib import closing
-from dataclasses import replace
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 import tomli_w
-from silomix.commands.backup import _named_study
 from silomix_client.audit_log import verify_log as audit_check
 from silomix_client.audit_log.verify_log import lines
 from silomix_client.backup import backup, encrypted_file
-from silomix_client.backup.backup import Since, collect, left_out, restore
+from silomix_client.backup.backup import Since, left_out, restore
 from silomix_client.backup.encrypted_file import Unopenable
-from silomix_client.config.silo_config import MAIN, SiloConfig, load
-from silomix_client.errors import (
-    AuditLogBroken,
-    BudgetExhausted,
-    LedgerBroken,
-    NotApproved,
-    SiloError,
-)
+from silomix_client.config.silo_config import load
+from silomix_client.errors import AuditLogBroken, LedgerBroken, SiloError
 from silomix_client.ledger.ledger import Ledger
 from silomix_client.ledger.ledger_tables import TABLES
 from silomix_client.ledger.reports import StoredReport
 from silomix_client.ledger.verify_ledger import Verified, verify
-from silomix_core.accounting.budget import NOTHING, PrivacyLoss
-from silomix_core.accounting.integers import Released
-from silomix_core.study.reader import parse_study
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.host.durable import transaction
-from silomix_protocol.keys import SigningKey, UnusableKey, fingerprint, write_secret
-from support.processes import silomix
-from support.silos import NOW, approval_of, approved_silo, asked, copied, study_file
+from silomix_protocol.keys import UnusableKey, write_secret
+from support.backups import PASSPHRASE, charge, reopened, saved
+from support.silos import NOW, approved_silo, asked, copied
 
 LASTING = ("entries", "studies", "answers", "tallies")
-PASSPHRASE = "a long enough passphrase"  # noqa: S105
-
-
-def charge(ledger: Ledger, made: Consortium, number: int) -> None:
-    body = sha256(b"%d" % number).digest()
-    report = StoredReport(asked(made, number).descriptor, body, body * 2, (body,) * 3)
-    ledger.account(made.study).charge(ledger.approval(made.study.identity), report, NOW)
-
-
-def saved(config: SiloConfig) -> bytes:
-    _, content = collect(config, "silo.toml", NOW)
-    return content
-
-
-def reopened(packed: bytes, folder: Path, since: Since) -> tuple[SiloConfig, Ledger]:
-    config = load(restore(packed, folder, since, NOW).config)
-    return config, Ledger(config.state, config.policy)
-
-
-def studies_of(made: Consortium, count: int) -> list[Consortium]:
-    """The same study under different names: other identities, the same cost."""
-    text = study_file(made).decode()
-    texts = [text.replace('name = "test"', f'name = "test {each}"', 1) for each in range(count)]
-    return [replace(made, study=parse_study(each.encode())) for each in texts]
-
-
-def content_of(made: Consortium) -> bytes:
-    return (
-        study_file(made)
-        .decode()
-        .replace('name = "test"', f'name = "{made.study.name}"', 1)
-        .encode()
-    )
-
-
-# What a restored ledger may still answer ---------------------------------------------------------
-
-
-class History:
-    """One silo through losses and restores, and the truth that no single ledger knows."""
-
-    def __init__(self, made: Consortium, folder: Path, seed: int) -> None:
-        self.random, self.folder = random.Random(seed), folder
-        self.studies = studies_of(made, 6)
-        self.config = load(made.silos[0])
-        self.ledger = Ledger(self.config.state, self.config.policy)
-        self.approved: list[Consortium] = []
-        self.spent = NOTHING
-        self.backups = [saved(self.config)]
-        self.restores = 0
-
-    def approve(self) -> None:
-        study = self.random.choice(self.studies)
-        try:
-            self.ledger.approve(approval_of(study.study), content_of(study), NOW)
-        except (BudgetExhausted, NotApproved):
-            return
-        self.approved.append(study)
-
-    def answer(self) -> None:
-        for study in self.approved:
-            identity = study.study.identity
-            if self.ledger.knows(identity) and not self.ledger.approval(identity).closed:
-                number = self.ledger.account(study.study).last_round() + 1
-                if number <= study.study.rounds:
-                    charge(self.ledger, study, number)
-                    _, event = self.ledger.approval(identity).event(number)
-                    self.spent += PrivacyLoss(event.mu**2, Released.of(event.samples, event.noise))
-
-    def back_up(self) -> None:
-        self.backups.append(saved(self.config))
-
-    def lose_and_restore(self) -> None:
-        self.ledger.close()
-        self.restores += 1
-        since = Since()
-        if self.random.random() < 0.8:
-            since = Since(tuple((content_of(each), MAIN) for each in self.approved), complete=True)
-        packed = self.random.choice(self.backups)
-        folder = self.folder / f"restored-{self.restores}"
-        self.config, self.ledger = reopened(packed, folder, since)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_no_history_of_losses_and_restores_takes_the_total_beyond_the_policy(
-    consortium: Consortium, tmp_path: Path, seed: int
-) -> None:
-    policy = consortium.silos[0].parent / "policy.toml"
-    policy.write_text(
-        "epsilon = 3.7\ndelta = 1e-5\nminimum_batch = 1\n"
-    )  # about three studies of epsilon 2
-    history = History(consortium, tmp_path, seed)
-    steps = (history.approve, history.answer, history.answer, history.back_up)
-    for _ in range(4):
-        for _ in range(8):
-            history.random.choice(steps)()
-        history.lose_and_restore()
-    for _ in range(12):
-        history.approve()
-        history.answer()
-    budget = history.config.policy.budgets[MAIN]
-    assert history.spent.value > 0
-    assert budget.holds(history.spent), budget.epsilon(history.spent)
-    assert budget.holds(history.ledger.total().loss)
-    verify(history.ledger)
-    history.ledger.close()
-
-
-def test_a_study_that_was_open_is_closed_and_counts_in_full(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    config, study = approved_silo(consortium), consortium.study.identity
-    ledger = Ledger(config.state, config.policy)
-    charge(ledger, consortium, 1)
-    reserved = ledger.reserved().loss
-    packed = saved(config)
-    for number in (2, 3, 4, 5):
-        charge(ledger, consortium, number)
-    lost = ledger.total().loss
-    ledger.close()
-    _, again = reopened(packed, tmp_path / "new", Since(complete=True))
-    with closing(again):
-        assert again.approval(study).closed
-        assert again.total().loss == again.reserved().loss == reserved == lost
-        assert again.spending(study).rounds == consortium.study.rounds
-        with pytest.raises(NotApproved, match="revoked study cannot be approved again"):
-            again.approve(approval_of(consortium.study), study_file(consortium), NOW)
-        verify(again)
-
-
-def test_a_closed_study_counts_as_what_was_spent_on_it(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    config, study = approved_silo(consortium), consortium.study.identity
-    ledger = Ledger(config.state, config.policy)
-    charge(ledger, consortium, 1)
-    ledger.close_study(study, NOW)
-    spent = ledger.total().loss
-    ledger.close()
-    _, again = reopened(saved(config), tmp_path / "new", Since(complete=True))
-    with closing(again):
-        assert again.total().loss == again.reserved().loss == spent
-
-
-def test_a_study_of_the_forgotten_time_counts_in_full_when_it_is_named(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    config = load(consortium.silos[0])
-    packed = saved(config)
-    since = Since(((study_file(consortium), MAIN),), complete=True)
-    _, again = reopened(packed, tmp_path / "new", since)
-    with closing(again):
-        planned = approval_of(consortium.study).planned(config.policy.budgets[MAIN])
-        assert again.total().loss == planned
-        (other, *_) = studies_of(consortium, 1)
-        with pytest.raises(BudgetExhausted, match="beyond your policy's"):
-            again.approve(approval_of(other.study), content_of(other), NOW)
-
-
-def test_a_later_study_counts_for_the_population_that_is_named(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    config = load(consortium.silos[0])
-    with config.policy_file.open("a") as policy:
-        policy.write('[[populations]]\nname = "a:b"\ndata = "x.csv"\nepsilon = 4.0\ndelta = 1e-5\n')
-    file = tmp_path / "study.toml"
-    file.write_bytes(study_file(consortium))
-    packed, new = saved(load(consortium.silos[0])), tmp_path / "new"
-    with pytest.raises(NotApproved, match=r"several populations.*POPULATION:FILE"):
-        restore(packed, new, Since([_named_study(str(file))], complete=True), NOW)
-    with pytest.raises(NotApproved, match="names no population 'b'"):
-        restore(packed, new, Since([_named_study(f"b:{file}")], complete=True), NOW)
-    assert not new.exists()
-    for number, (population, other) in enumerate(((MAIN, "a:b"), ("a:b", MAIN))):
-        since = Since([_named_study(f"{population}:{file}")], complete=True)
-        _, again = reopened(packed, tmp_path / f"new-{number}", since)
-        with closing(again):
-            assert again.total(population).loss.value > 0
-            assert again.total(other).loss.value == 0
-
-
-def test_without_the_operators_word_nothing_is_approved_any_more(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    packed = saved(load(consortium.silos[0]))
-    config, again = reopened(packed, tmp_path / "new", Since())
-    with closing(again), pytest.raises(BudgetExhausted, match="put back from a backup"):
-        again.approve(approval_of(consortium.study), study_file(consortium), NOW)
-    # Nor after a backup of it was put back by somebody who was sure.
-    _, later = reopened(saved(config), tmp_path / "newer", Since(complete=True))
-    with closing(later), pytest.raises(BudgetExhausted, match="put back from a backup"):
-        later.approve(approval_of(consortium.study), study_file(consortium), NOW)
-
-
-def test_what_a_restore_wrote_cannot_be_changed_unnoticed(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    _, again = reopened(saved(approved_silo(consortium)), tmp_path / "new", Since())
-    with closing(again):
-        again.database.execute("UPDATE tallies SET count = count - 1")
-        with pytest.raises(LedgerBroken, match="sums do not follow"):
-            verify(again)
-        again.database.execute("UPDATE tallies SET count = count + 1")
-        verify(again)
-        again.database.execute(
-            "UPDATE entries SET line = replace(line, '\"complete\":false', '\"complete\":true')"
-        )
-        with pytest.raises(LedgerBroken, match="was changed"):
-            verify(again)
-
-
-def test_the_policy_as_it_last_was_replaces_the_backups(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    packed = saved(approved_silo(consortium))
-    since = Since(complete=True, policy=b"epsilon = 7.5\ndelta = 1e-5\n")
-    config, again = reopened(packed, tmp_path / "new", since)
-    again.close()
-    assert config.policy.budgets[MAIN].target.epsilon == 7.5
-
-
-# The backup itself -------------------------------------------------------------------------------
 
 
 def test_a_backup_is_of_one_moment_while_the_silo_answers(
@@ -515,119 +277,6 @@ def test_only_the_private_key_opens_what_was_sealed_to_its_public_half(tmp_path:
         encrypted_file.open_with_key(sealed[:-1] + bytes([sealed[-1] ^ 1]), key)
     with pytest.raises(UnusableKey):
         encrypted_file.load_public_key(tmp_path / "one")
-
-
-# The commands ------------------------------------------------------------------------------------
-
-
-def test_backup_and_restore_as_an_operator_types_them(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    approved_silo(consortium)
-    config, file, new = consortium.silos[0], tmp_path / "b", tmp_path / "new"
-    write_secret(tmp_path / "p", PASSPHRASE.encode() + b"\n")
-    by_passphrase = ("--passphrase-file", str(tmp_path / "p"))
-    done = silomix("silo", "backup", str(config), str(file), *by_passphrase, cwd=tmp_path)
-    assert done.stdout.startswith("saved            silo-1, 1 ledger entry, "), done.stderr
-    assert file.stat().st_mode & 0o777 == 0o600
-    again = silomix("silo", "backup", str(config), str(file), *by_passphrase, cwd=tmp_path)
-    assert "File exists" in again.stderr
-    done = silomix("silo", "restore", str(file), str(new), *by_passphrase, cwd=tmp_path)
-    assert "test: counts as spent in full" in done.stdout, done.stderr
-    assert "budget           counts as spent" in done.stdout
-    assert {path.stat().st_mode & 0o077 for path in new.rglob("*")} == {0}
-    shown = silomix("silo", "ledger", str(new / "silo.toml"), cwd=tmp_path)
-    assert "5 of 5 rounds" in shown.stdout, shown.stderr
-    assert "counted in full when the ledger was put back" in shown.stdout
-    assert "so all of the budget counts as spent and nothing is approved any more" in shown.stdout
-    made = [line for line in lines(config.parent / "state") if line.event == "backup_made"]
-    assert [line.fields["file"] for line in made] == [str(file)]
-    figures = silomix("silo", "ledger", str(new / "silo.toml"), "--json", "j", cwd=tmp_path)
-    assert figures.returncode == 0, figures.stderr
-    (put_back,) = json.loads((tmp_path / "j").read_text())["put_back"]
-    assert put_back["complete"] is False
-    checked = silomix("silo", "audit-log", "verify", str(new / "silo.toml"), cwd=tmp_path)
-    assert checked.returncode == 0, checked.stderr
-
-
-def test_backups_to_a_key_need_nothing_secret_on_the_silos_machine(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    approved_silo(consortium)
-    silomix("silo", "backup-key", "office.key", cwd=tmp_path)
-    private = (tmp_path / "office.key").rename(tmp_path / "elsewhere.key")
-    config, new = str(consortium.silos[0]), tmp_path / "new"
-    done = silomix("silo", "backup", config, "b", "--to", "office.key.pub", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    without = silomix("silo", "restore", "b", str(new), "--no-other-study", cwd=tmp_path)
-    assert "give its private one as --key" in without.stderr
-    options = ("--no-other-study", "--head", head_in(done.stdout), "--key", str(private))
-    done = silomix("silo", "restore", "b", str(new), *options, cwd=tmp_path)
-    assert "counts as spent in full" in done.stdout, done.stderr
-    assert "budget  " not in done.stdout
-
-
-def head_in(printed: str) -> str:
-    (head,) = re.findall(r"(?m)^head +(\S+)$", printed)
-    return str(head)
-
-
-def answered(arguments: list[str], answer: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """The command line at a terminal where this is typed."""
-    ours, theirs = os.openpty()
-    try:
-        os.write(ours, answer.encode() + b"\n")
-        return subprocess.run(
-            [sys.executable, "-m", "silomix", *arguments],
-            cwd=cwd,
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
-def test_an_older_backup_under_a_newer_name_is_seen_before_anything_is_written(
-    consortium: Consortium, tmp_path: Path
-) -> None:
-    config, new = consortium.silos[0], tmp_path / "new"
-    write_secret(tmp_path / "p", PASSPHRASE.encode())
-    by_passphrase = ("--passphrase-file", "p")
-    older = silomix("silo", "backup", str(config), "older", *by_passphrase, cwd=tmp_path)
-    approved_silo(consortium)
-    newer = silomix("silo", "backup", str(config), "newer", *by_passphrase, cwd=tmp_path)
-    assert head_in(older.stdout) == "-", older.stderr
-    head = head_in(newer.stdout)
-    (tmp_path / "older").replace(tmp_path / "swapped")
-    sure = [str(new), *by_passphrase, "--no-other-study"]
-    for options, why in (
-        (["--head", head], "another head"),
-        (["--head", head[:15]], "at least the first 16 hex digits"),
-        ([], "without a terminal, give --head"),
-    ):
-        done = silomix("silo", "restore", "swapped", *sure, *options, cwd=tmp_path)
-        assert why in done.stderr
-        assert done.returncode == 1
-        assert not new.exists()
-    done = answered(["silo", "restore", "swapped", *sure], "n", tmp_path)
-    assert "silo-1 as of 20" in done.stdout
-    assert "0 ledger entries\nhead             -\n" in done.stdout
-    sign_key = SigningKey.load(config.parent / "sign.key").public
-    assert f"sign.key         {fingerprint(sign_key).hex()}" in done.stdout
-    assert "nothing was written" in done.stderr
-    assert not new.exists()
-    done = answered(["silo", "restore", "newer", *sure], "y", tmp_path)
-    assert f"head {head[:16]}? [y/N]" in done.stdout, done.stderr
-    assert done.returncode == 0, done.stderr
-    again = [str(tmp_path / "again"), *sure[1:], "--head", head[:16].upper()]
-    assert silomix("silo", "restore", "newer", *again, cwd=tmp_path).returncode == 0
-
-
-# Upgrades ----------------------------------------------------------------------------------------
 
 
 def test_a_ledger_of_the_release_before_is_taken_over_and_one_of_a_later_release_is_not(
