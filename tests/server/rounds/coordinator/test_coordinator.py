@@ -4,167 +4,35 @@ The silos send made-up reports, the mixes fail on demand; what is looked at is w
 which are tried again and which never are.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import closing
 from math import sqrt
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import grpc
-import numpy as np
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 from silomix_core.algorithms.base import Aggregate, Query
 from silomix_core.algorithms.catalogue import algorithm
 from silomix_core.reports.aggregation import USUAL
 from silomix_core.reports.length_bound import longest_reports
 from silomix_lab.consortium.create import Consortium
-from silomix_proto import channel_pb2, mix_pb2, round_pb2
+from silomix_proto import mix_pb2
 from silomix_protocol.host.durable import open_database
 from silomix_protocol.keys import SealKey
 from silomix_protocol.rounds.batches import frames
-from silomix_protocol.rounds.descriptor import Descriptor, RoundDigest, check
+from silomix_protocol.rounds.descriptor import Descriptor, check
 from silomix_protocol.rounds.heights import SCHEMA as HEIGHTS
 from silomix_protocol.rounds.heights import kept_heights
 from silomix_protocol.rounds.round_keys import KeyBook
-from silomix_protocol.rounds.statements import check_abandoned, check_closing, is_ended
-from silomix_protocol.rounds.tokens import Token, blind
-from silomix_server.config import load
+from silomix_protocol.rounds.statements import check_abandoned
 from silomix_server.errors import StudyFailed
-from silomix_server.mixes import mix_chain as chain_module
-from silomix_server.mixes.token_desk import TokenDesk
-from silomix_server.rounds import availability as membership_module
-from silomix_server.rounds.coordinator import Coordinator, run_study
+from silomix_server.rounds.coordinator import Coordinator
 from silomix_server.study.journal import Journal
-from silomix_server.study.results import progress
 from support.consortia import make_consortium
+from support.coordinated_studies import FAILED, ROUNDS, Outlives, Scene, lines, once, study, voids
 from support.coordinators import FakeChain, PlainSilo, aborted, signer
 from support.heights import some_height
-from support.mixes import run
-from support.silos import altered
-
-ROUNDS = 4
-FAILED = grpc.StatusCode.FAILED_PRECONDITION
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_module, "_CALL_S", 2.0)
-    monkeypatch.setattr(membership_module, "_REPLY_S", 0.0)
-    for name in ("_run_id", "_node_id", "_task_id"):  # what Flower sets in a ServerApp's process
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Consortium:
-    return make_consortium(tmp_path / "consortium", rounds=ROUNDS, deadline_s=1.0)
-
-
-@dataclass
-class FakeGrid:
-    """Flower as the coordinator sees it: nodes that are online, and leases that reach them."""
-
-    silos: list[PlainSilo]
-    loop: asyncio.AbstractEventLoop
-    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
-
-    def get_nodes(self) -> list[SimpleNamespace]:
-        names = [silo.name for silo in self.silos]
-        return [SimpleNamespace(name=name, node_id=at) for at, name in enumerate(names, start=1)]
-
-    def push_messages(self, messages: list[Any]) -> list[str]:
-        for message in messages:
-            lease = str(message.content["lease"]["lease"])
-            silo = self.silos[message.metadata.dst_node_id - 1]
-            self.loop.call_soon_threadsafe(self._start, silo, lease)
-        return [str(at) for at in range(len(messages))]
-
-    def pull_messages(self, _ids: list[str]) -> list[Any]:
-        return []
-
-    def _start(self, silo: PlainSilo, lease: str) -> None:
-        self.tasks.append(self.loop.create_task(silo.follow(lease)))
-
-
-@dataclass
-class Scene:
-    """What a test may change before the study starts."""
-
-    made: Consortium
-    chain: FakeChain
-    silos: list[PlainSilo]
-    running: "asyncio.Task[None] | None" = None
-
-    def stop(self) -> None:
-        """End the coordinator, as a signal does."""
-        assert self.running is not None
-        self.running.cancel()
-
-    def opened(self) -> list[tuple[int, int]]:
-        """Rounds and attempts that the first mix opened, in order."""
-        return [(each.round, each.attempt) for each in self.chain.mixes[0].told.opened]
-
-
-@dataclass
-class Outlives:
-    """What is still there when a coordinator is gone: the silos' tokens, and the mixes."""
-
-    chain: FakeChain
-    wallets: dict[str, dict[int, Token]] = field(default_factory=dict)
-
-
-def study(
-    made: Consortium,
-    change: Callable[[Scene], None] = lambda _: None,
-    earlier: Outlives | None = None,
-) -> Scene:
-    """Run the study to its end, or to its failure, which is raised."""
-    others = earlier or Outlives(FakeChain(made))
-
-    async def scenario() -> Scene:
-        silos = [
-            PlainSilo(
-                made, silo.name, 1 + at, others.chain, others.wallets.setdefault(silo.name, {})
-            )
-            for at, silo in enumerate(made.study.silos)
-        ]
-        scene = Scene(made, others.chain, silos)
-        change(scene)
-        grid = FakeGrid(silos, asyncio.get_running_loop())
-        async with others.chain.serving():
-            study_run = run_study(load(made.server), grid)  # type: ignore[arg-type]
-            scene.running = asyncio.create_task(study_run)
-            try:
-                await scene.running
-            finally:
-                for task in grid.tasks:
-                    task.cancel()
-                    with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                        await task
-        return scene
-
-    return run(scenario(), timeout_s=60.0)
-
-
-def lines(made: Consortium) -> list[dict[str, float]]:
-    return progress(made.server.parent / "state")
-
-
-def voids(made: Consortium) -> list[bool]:
-    return [bool(line["void"]) for line in lines(made)]
-
-
-def once(answer: Any, times: int = 1) -> Callable[[Any], Any]:
-    """A fault that happens that often."""
-    left = [answer] * times
-    return lambda honest: left.pop() if left else honest
-
-
-# Rounds that go well -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("gate", "tokens"), [(True, True), (True, False), (False, True)])
@@ -247,9 +115,6 @@ def test_the_servers_key_of_a_round_is_never_on_disk(
         assert not any(raw[:32] in content or raw[64:] in content for raw in secrets)
 
 
-# What a silo with other software sends -----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("share", "event", "accepted"), [(1.01, "reports_too_long", 2), (0.99, "reports_outlying", 3)]
 )
@@ -309,9 +174,6 @@ def test_the_journal_has_what_the_rule_made_of_reports_and_replayed_it_asks_the_
     assert len(asked) == ROUNDS
     for query, sent in zip(replayed, asked, strict=True):
         assert query.point.astype("<f8").tobytes() in sent
-
-
-# Attempts ----------------------------------------------------------------------------------------
 
 
 def opened_to(silo: PlainSilo, number: int, study_made: Consortium) -> list[Descriptor]:
@@ -413,241 +275,3 @@ def test_below_the_floor_of_free_disk_no_silo_is_asked(
     scene = study(made, earlier=others)
     assert scene.opened() == [(1, 1), (2, 1), (3, 1), (4, 1)]
     assert voids(made) == [False] * ROUNDS
-
-
-# Batches that do not open ------------------------------------------------------------------------
-
-
-def test_a_batch_that_too_few_silos_confirm_stays_closed_and_is_not_tried_again(
-    made: Consortium,
-) -> None:
-    def change(scene: Scene) -> None:
-        for silo in scene.silos[1:]:
-            silo.confirms = False
-
-    with pytest.raises(StudyFailed, match="3 rounds in a row were void"):
-        study(made, change)
-    assert voids(made) == [True] * 3
-    assert [line["attempts"] for line in lines(made)] == [1] * 3
-
-
-def test_a_server_that_is_started_again_counts_void_rounds_on_and_pauses(
-    made: Consortium, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each of its processes would otherwise cost every silo three more rounds."""
-
-    def change(scene: Scene) -> None:
-        for silo in scene.silos[1:]:
-            silo.confirms = False
-
-    monkeypatch.setattr("silomix_server.rounds.coordinator._LONGEST_PAUSE_S", 0.01)
-    others = Outlives(FakeChain(made))
-    with pytest.raises(StudyFailed, match="3 rounds in a row were void"):
-        study(made, change, earlier=others)
-    assert "pause" not in caplog.text
-    with pytest.raises(StudyFailed, match="4 rounds in a row were void"):
-        study(made, change, earlier=others)
-    assert "pause rounds_void=3 seconds=0.01" in caplog.text
-    assert voids(made) == [True] * 4
-
-
-def test_a_mix_that_releases_another_key_is_named_and_the_round_is_void(
-    made: Consortium, caplog: pytest.LogCaptureFixture
-) -> None:
-    def change(scene: Scene) -> None:
-        wrong = mix_pb2.ReleasedKey(key=SealKey.generate().raw)
-        scene.chain.mixes[0].faults["Release"] = once(wrong)
-
-    with caplog.at_level(logging.WARNING, "silomix"):
-        scene = study(made, change)
-    assert voids(made) == [True, False, False, False]
-    assert (1, 2) not in scene.opened()
-    assert any("round_lost" in line and "mix-1" in line for line in caplog.messages)
-
-
-def test_no_list_is_published_that_a_mix_does_not_stand_by(made: Consortium) -> None:
-    """Nor is the round tried again: the batch was here."""
-
-    def change(scene: Scene) -> None:
-        scene.chain.mixes[0].faults["Commit"] = once(FAILED)
-
-    scene = study(made, change)
-    assert voids(made) == [True, False, False, False]
-    assert scene.opened() == [(1, 1), (2, 1), (3, 1), (4, 1)]
-    kinds = [each.WhichOneof("event") for each in scene.silos[0].heard]
-    assert kinds.count("committed") == ROUNDS - 1
-
-
-def test_a_batch_that_breaks_off_is_never_asked_for_again(made: Consortium) -> None:
-    def change(scene: Scene) -> None:
-        broken = [True]
-
-        def cut(answer: list[mix_pb2.BatchFrame]) -> list[mix_pb2.BatchFrame]:
-            return answer[:1] if broken and broken.pop() else answer
-
-        scene.chain.mixes[1].faults["Collect"] = cut
-
-    scene = study(made, change)
-    assert voids(made) == [True, False, False, False]
-    assert scene.opened() == [(1, 1), (2, 1), (3, 1), (4, 1)]
-    assert "Abandon" not in scene.chain.mixes[0].told.calls
-
-
-def lose_token(made: Consortium, silo: str, number: int) -> None:
-    """The silo was given that token and does not have it any more."""
-    state = made.server.parent / "state"
-    state.mkdir(exist_ok=True)
-    desk = TokenDesk(made.study, state)
-    lost = channel_pb2.TokenRequest(first_round=number, blinded=[blind().blinded])
-    desk.issue(silo, lost)
-    desk.close()
-
-
-def test_a_silo_sits_out_the_round_whose_token_it_lost(made: Consortium) -> None:
-    lose_token(made, "silo-3", 2)
-    scene = study(made)
-    assert [line["asked"] for line in lines(made)] == [3, 3, 3, 3]
-    assert [line["accepted"] for line in lines(made)] == [3, 2, 3, 3]
-    assert voids(made) == [False] * ROUNDS
-    assert 2 not in scene.silos[2].wallet
-
-
-def test_too_few_silos_with_tokens_end_the_study(
-    made: Consortium, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(membership_module, "_REJOIN_S", 0.2)
-    monkeypatch.setattr(membership_module, "_FOLLOW_S", 0.5)
-    for silo in ("silo-2", "silo-3"):
-        lose_token(made, silo, 1)
-    with pytest.raises(StudyFailed, match="2 more are connected but have no token for round 1"):
-        study(made)
-    assert lines(made) == []
-
-
-# Restarts ----------------------------------------------------------------------------------------
-
-
-def test_a_round_that_was_open_when_the_coordinator_died_is_void(made: Consortium) -> None:
-    """Its server key is gone: nobody can ever open what was sent."""
-
-    def change(scene: Scene) -> None:
-        def die(answer: object) -> object:
-            if scene.opened()[-1][0] == 2:
-                scene.stop()
-            return answer
-
-        scene.chain.mixes[1].faults["Release"] = die
-
-    others = Outlives(FakeChain(made))
-    with pytest.raises(asyncio.CancelledError):
-        study(made, change, others)
-    assert len(lines(made)) == 1
-    others.chain.mixes[1].faults.clear()
-    scene = study(made, earlier=others)
-    assert [line["round"] for line in lines(made)] == [1, 3, 4]
-    assert scene.opened() == [(1, 1), (2, 1), (3, 1), (4, 1)]
-
-
-@pytest.mark.parametrize("where", ["Collect", "Commit", "Release"])
-def test_a_coordinator_that_dies_again_and_again_says_what_became_of_every_round(
-    made: Consortium, where: str
-) -> None:
-    """Every mix was asked to make the round void; a silo that asks hears its list, if there was
-    one, and that it was not used."""
-    others = Outlives(FakeChain(made))
-
-    def dying(number: int) -> Callable[[Scene], None]:
-        def change(scene: Scene) -> None:
-            def die(answer: object) -> object:
-                if scene.opened()[-1][0] == number:
-                    scene.stop()
-                return answer
-
-            place = -1 if where == "Collect" else 0
-            scene.chain.mixes[place].faults[where] = die
-
-        return change
-
-    for number in (1, 2):
-        with pytest.raises(asyncio.CancelledError):
-            study(made, dying(number), others)
-        for mix in others.chain.mixes:
-            mix.faults.clear()
-    study(made, earlier=others)
-    assert [line["round"] for line in lines(made)] == [3, 4]
-    calls = others.chain.mixes[0].told.calls
-    assert calls.count("Void") == 2
-    journal = Journal(made.server.parent / "state" / f"journal-{made.study.short_id}.sqlite")
-    tried = others.chain.mixes[0].told.opened
-    for descriptor, void in zip(tried, (True, True, False, False), strict=True):
-        known = journal.outcome(descriptor.digest)
-        assert known is not None
-        assert known.closed is not None
-        assert not known.pending
-        check_closing(known.closed, made.study)
-        assert known.closed.void is void
-        assert is_ended(known.closed.endings, descriptor.digest, made.study) is void
-        assert (known.committed is not None) is (not void or where == "Release")
-    journal.close()
-
-
-def test_a_mix_that_was_away_is_asked_again_before_the_next_round(made: Consortium) -> None:
-    """It is there when the next round opens, and silos hear of it before they are asked."""
-
-    def change(scene: Scene) -> None:
-        scene.chain.mixes[0].faults["Commit"] = once(FAILED)
-        scene.chain.mixes[1].faults["Void"] = once(grpc.StatusCode.DEADLINE_EXCEEDED)
-
-    scene = study(made, change)
-    assert voids(made) == [True, False, False, False]
-    assert scene.chain.mixes[0].told.calls.count("Void") == 2
-    heard = [each for each in scene.silos[0].heard if each.HasField("closed")]
-    first = [each.closed for each in heard if each.closed.digest == heard[0].closed.digest]
-    assert [is_ended(each.endings, RoundDigest(each.digest), made.study) for each in first] == [
-        False,
-        True,
-    ]
-    kinds = [each.WhichOneof("event") for each in scene.silos[0].heard]
-    second = [at for at, kind in enumerate(kinds) if kind == "opened"][1]
-    assert kinds[:second].count("closed") == 2
-
-
-def test_silos_with_control_variates_are_told_the_mean_of_the_rounds_that_were_not_void(
-    made: Consortium,
-) -> None:
-    """Round 2 is open when the coordinator dies; all silos send 1, 2 and 3 in every coordinate."""
-    made = altered(made, ('name = "noisy-mb-sgd"', 'name = "dp-scaffold"\nlocal_steps = 2'))
-
-    def change(scene: Scene) -> None:
-        def die(answer: object) -> object:
-            if scene.opened()[-1][0] == 2:
-                scene.stop()
-            return answer
-
-        scene.chain.mixes[1].faults["Release"] = die
-
-    others = Outlives(FakeChain(made))
-    with pytest.raises(asyncio.CancelledError):
-        study(made, change, others)
-    others.chain.mixes[1].faults.clear()
-    scene = study(made, earlier=others)
-    queries = [
-        round_pb2.Query.FromString(event.query_chunk)
-        for event in scene.silos[0].heard
-        if event.query_chunk
-    ]
-    assert len(queries) == 2
-    step = made.study.mechanism().grids[0] * (1 + 2 + 3) / 3 / 2
-    for used, query in enumerate(queries, start=1):
-        assert np.allclose(np.frombuffer(query.control, dtype="<f8"), used * step, rtol=1e-12)
-
-
-def test_another_signing_key_than_the_studys_is_said_at_once(made: Consortium) -> None:
-    path = made.server.parent / "sign.key"
-    path.write_bytes(bytes(31) + b"\1")
-
-    async def scenario() -> None:
-        Coordinator(load(made.server), FakeGrid([], asyncio.get_running_loop()))  # type: ignore[arg-type]
-
-    with pytest.raises(StudyFailed, match="lists another signing key for this server"):
-        run(scenario())
