@@ -9,15 +9,26 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 
 import grpc
 import pytest
+from mixnet.chain_of_three import (
+    MINIMUM,
+    MIXES,
+    PRECONDITION,
+    SILOS,
+    consortium,
+    deliver,
+    isolate,
+    restated,
+    sent_by_silos,
+    victims_gated,
+    whole_chain,
+)
 from mixnet.real_mix import (
     Chain,
     HostileRound,
     RealMix,
-    Successor,
     feed,
     honest_confirmers,
     hostile_round,
@@ -41,8 +52,6 @@ from silomix_protocol.rounds.statements import (
     sign_confirmation,
     sign_receipt,
 )
-from silomix_protocol.rounds.tokens import Token, blind, issuer
-from support.consortia import make_consortium
 from support.mixes import (
     abandon,
     collect,
@@ -58,10 +67,7 @@ from support.mixes import (
     void_at,
 )
 
-ACCEPTED = mix_pb2.Receipt.ACCEPTED
-PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-SILOS, MINIMUM, MIXES = 5, 3, 3
 VICTIM = "silo-1"
 
 
@@ -84,18 +90,6 @@ class Stage:
         return await hostile_round(self.made, self.honest, next(self.numbers), **choices)  # type: ignore[arg-type]
 
 
-def consortium(folder: Path, *, gate: bool = True, deadline_s: float = 20.0) -> Consortium:
-    return make_consortium(
-        folder,
-        records=(40,) * SILOS,
-        mixes=MIXES,
-        rounds=100,
-        minimum_batch=MINIMUM,
-        deadline_s=deadline_s,
-        gate=gate,
-    )
-
-
 @pytest.fixture(scope="module", params=range(MIXES))
 def stage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -107,50 +101,6 @@ def stage(
 
 # Only a mix behind another one takes batches, and fakes in them.
 not_first = pytest.mark.parametrize("stage", range(1, MIXES), indirect=True)
-
-
-def sent_by_silos(round_: HostileRound) -> dict[str, Onion]:
-    """Every silo's onion; its payload starts with the silo's name."""
-    return {silo: round_.onion(silo.encode()) for silo in round_.played.descriptor.silos}
-
-
-async def deliver(round_: HostileRound, onions: Sequence[bytes]) -> None:
-    """These onions reach the honest mix, from silos or from the attacker's mix before it."""
-    if round_.honest:
-        await feed(round_, *round_.before(onions))
-        return
-    for silo, sealed in zip(round_.played.descriptor.silos, onions, strict=False):
-        frames = submission(round_.made, silo, round_.played.descriptor, sealed)
-        (receipt,) = await submit(round_.made, silo, frames)
-        assert receipt.status == ACCEPTED
-
-
-async def whole_chain(
-    round_: HostileRound, onions: Sequence[bytes], taker: Successor
-) -> tuple[Chain, list[bytes]]:
-    """The onions through all three mixes, nobody misbehaving: the gated reports."""
-    await deliver(round_, onions)
-    return round_.after(*await output(round_, taker))
-
-
-# (a) n-1: all reports but the victim's are the attacker's own -------------------------------------
-
-
-async def isolate(
-    round_: HostileRound, victim: bytes, taker: Successor, others: int = SILOS - 1
-) -> tuple[Chain, list[bytes], list[Onion]]:
-    """The victim's onion among fakes, through the chain."""
-    fakes = [round_.onion(b"fake") for _ in range(others)]
-    onions = [victim, *(each.sealed for each in fakes)]
-    chain, gated = await whole_chain(round_, onions, taker)
-    return chain, gated, fakes
-
-
-def victims_gated(gated: Sequence[bytes], fakes: Sequence[Onion]) -> bytes:
-    """The attacker knows its own fakes: what is left is the victim's."""
-    own = {fake.trail[-1] for fake in fakes}
-    (left,) = (report for report in gated if sha256(report).digest() not in own)
-    return left
 
 
 def attackers_confirmations(
@@ -216,22 +166,6 @@ def test_an_n_minus_1_attack_ends_at_the_gate(stage: Stage) -> None:
     assert stage.mix.refused("gate_closed") >= 2
 
 
-def test_the_same_attack_opens_the_report_of_a_study_without_a_gate(tmp_path: Path) -> None:
-    """So the gate is what stops it, and the test above is not empty."""
-    made = consortium(tmp_path / "c", gate=False)
-
-    async def scene() -> None:
-        async with successor(made, 1) as taker:
-            round_ = await hostile_round(made, 1, 1)
-            victim = round_.onion(b"the victim's payload")
-            _, gated, fakes = await isolate(round_, victim.sealed, taker)
-            opened = round_.opens(victims_gated(gated, fakes), [])
-            assert opened.startswith(b"the victim's payload")
-
-    with real_mix(made, 1):
-        run(scene())
-
-
 @not_first
 def test_it_remains_possible_with_k_minus_1_colluding_silos(stage: Stage) -> None:
     """A batch has k reports at least: with c silos in the attacker's hand, k - c are honest."""
@@ -246,35 +180,6 @@ def test_it_remains_possible_with_k_minus_1_colluding_silos(stage: Stage) -> Non
             assert round_.opens(victims_gated(gated, fakes), released).startswith(b"victim")
 
     run(scene())
-
-
-def test_a_batch_below_the_minimum_never_leaves_an_honest_first_mix(tmp_path: Path) -> None:
-    """The n-1 attack by holding others' reports back: nothing is left to collect or release."""
-    made = consortium(tmp_path / "c", deadline_s=0.5)
-
-    async def scene(mix: RealMix) -> None:
-        async with successor(made, 0) as taker:
-            round_ = await hostile_round(made, 0, 1)
-            await deliver(round_, [round_.onion(b"victim").sealed, round_.onion(b"mine").sealed])
-            chain, reports = await output(round_, taker)
-            assert (reports, chain[-1].aborted) == ([], f"2 valid reports, {MINIMUM} needed")
-            empty = confirmations(round_.played, b"")
-            code, _ = await refusal(release_at(round_.played, round_.mix, b"", empty))
-            assert code is PRECONDITION
-            await deliver_late(round_)
-
-    async def deliver_late(round_: HostileRound) -> None:
-        descriptor = round_.played.descriptor
-        frames = submission(made, "silo-3", descriptor, round_.onion(b"late").sealed)
-        (receipt,) = await submit(made, "silo-3", frames)
-        assert receipt.status == mix_pb2.Receipt.REFUSED
-
-    with real_mix(made, 0) as mix:
-        run(scene(mix))
-        assert mix.count("batches", "aborted") == 1
-
-
-# (b) injection ------------------------------------------------------------------------------------
 
 
 def test_a_report_too_many_breaks_the_chain_of_statements(stage: Stage) -> None:
@@ -300,25 +205,6 @@ def test_a_report_too_many_breaks_the_chain_of_statements(stage: Stage) -> None:
                     check_chain(lie, round_.played.descriptor, stage.made.study, hop + 1)
 
     run(scene())
-
-
-def test_an_injected_report_has_no_token_and_a_copied_token_shows() -> None:
-    """What the server checks: a mix that fills an absent silo's place needs a token for it."""
-    study = bytes(32)
-    ours = issuer(b"s" * 32, study)  # type: ignore[arg-type]
-    asked = blind()
-    token = asked.finish(ours.evaluate(1, asked.blinded), ours.public_key(1))
-    assert ours.valid(1, token)
-    for forged in (
-        Token(bytes(32), bytes(64)),
-        Token(token.nonce, bytes(64)),
-        Token(bytes(32), token.output),
-    ):
-        assert not ours.valid(1, forged)
-    assert not ours.valid(2, token), "a token of another round"
-
-
-# (c) replacement ----------------------------------------------------------------------------------
 
 
 def replaced(
@@ -475,9 +361,6 @@ def test_replacing_remains_possible_around_a_mix_in_the_middle_for_each_idle_col
     run(scene())
 
 
-# (d) replay ---------------------------------------------------------------------------------------
-
-
 def test_onions_of_an_earlier_round_are_dropped(stage: Stage) -> None:
     async def scene() -> None:
         async with successor(stage.made, stage.honest) as taker:
@@ -498,13 +381,6 @@ def test_onions_of_an_earlier_round_are_dropped(stage: Stage) -> None:
     run(scene())
 
 
-def restated(
-    round_: HostileRound, chain: Chain, reports: Sequence[bytes]
-) -> round_pb2.HopStatement:
-    """The statement of the mix before the honest one about these reports instead of its own."""
-    return round_.statement(chain[-1].hop, chain[-1].input, reports)
-
-
 @not_first
 def test_a_whole_batch_of_an_earlier_round_is_worth_nothing_in_another(stage: Stage) -> None:
     async def scene() -> None:
@@ -522,9 +398,6 @@ def test_a_whole_batch_of_an_earlier_round_is_worth_nothing_in_another(stage: St
             assert (out, chain[-1].aborted) == ([], f"0 valid reports, {MINIMUM} needed")
 
     run(scene())
-
-
-# (e) tagging, (f) duplicates ----------------------------------------------------------------------
 
 
 def flipped(layer: bytes, place: int, bit: int = 0) -> bytes:
@@ -583,9 +456,6 @@ def test_a_duplicated_onion_leaves_once(stage: Stage) -> None:
     before = stage.mix.count("reports", "dropped")
     run(scene())
     assert stage.mix.count("reports", "dropped") == before + (stage.honest == 0)
-
-
-# (g) split view, (h) release, (i) abandonment, (j) two batches ------------------------------------
 
 
 def test_a_round_has_one_descriptor_whatever_silos_are_shown(stage: Stage) -> None:
@@ -722,35 +592,3 @@ def test_a_second_batch_for_a_round_is_refused_with_an_alarm(stage: Stage) -> No
     run(scene())
     assert stage.mix.refused("second_batch") == before + 1
     assert "second_batch" in stage.mix.log
-
-
-def test_a_mix_that_was_killed_still_takes_one_batch_and_keeps_its_gate_shut(
-    tmp_path: Path,
-) -> None:
-    made = consortium(tmp_path / "c")
-
-    async def before_the_kill() -> tuple[HostileRound, Chain, list[bytes]]:
-        round_ = await hostile_round(made, 1, 1)
-        chain, reports = round_.before([x.sealed for x in sent_by_silos(round_).values()])
-        await feed(round_, chain, reports)
-        return round_, chain, reports
-
-    async def after_it(round_: HostileRound, chain: Chain, reports: list[bytes]) -> None:
-        without = [*reports[1:], round_.fake_at(1)]
-        second = (*chain[:-1], restated(round_, chain, without))
-        assert (await refusal(feed(round_, second, without)))[0] is PRECONDITION
-        other = described(made, round_.played.mix_keys, 1, query=b"asked differently")
-        assert (await refusal(open_at(made, other.descriptor, round_.mix)))[0] is PRECONDITION
-        async with successor(made, 1) as taker:
-            out_chain, out = round_.after(*await output(round_, taker))
-        assert len(out) == SILOS
-        await commit_at(round_.played, round_.mix, out_chain[-1].output)
-        few = confirmations(round_.played, out_chain[-1].output, ["silo-1", "silo-2"])
-        call = release_at(round_.played, round_.mix, out_chain[-1].output, few)
-        assert (await refusal(call))[0] is PRECONDITION
-
-    with real_mix(made, 1) as mix:
-        known = run(before_the_kill())
-        mix.process.kill()
-    with real_mix(made, 1):
-        run(after_it(*known))
