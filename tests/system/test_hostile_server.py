@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from itertools import count
 from struct import pack
 
 import numpy as np
@@ -32,12 +31,11 @@ from silomix_protocol.rounds.onion import open_layer
 from silomix_protocol.rounds.round_keys import fingerprint, sign_list
 from silomix_protocol.rounds.statements import sign_commitment
 from silomix_protocol.rounds.tokens import issuer
+from support.attacked_silo import Attacked, answered_then, changed, give_all_tokens, reply
 from support.consortia import make_consortium
 from support.hostile import (
     HostileServer,
-    Outcome,
     Script,
-    Siege,
     besieged,
     committed,
     in_turn,
@@ -53,7 +51,6 @@ from support.silos import (
     abandonments,
     asked,
     closed_round,
-    give_tokens,
     hostile,
     key_lists_of,
     mix_key,
@@ -69,115 +66,6 @@ from support.silos import (
 ORIGIN = [0.0, 0.0, 0.0]
 ELSEWHERE = [1.0, -2.0, 3.0]
 ROUNDS = 5
-OFTEN = 12  # below what a silo puts up with, in leases that bring nothing and in the same question
-
-
-class Attacked:
-    """The silo under attack: its leases, and one round that it has answered before."""
-
-    def __init__(self, runner: asyncio.Runner, siege: Siege) -> None:
-        self._runner, self.siege, self.made = runner, siege, siege.made
-        self._names = (f'name = "another {number}"'.encode() for number in count(1))
-        self.expected: list[bytes] = []  # everything that may ever reach the first mix
-        self.sealed_again = 0  # of those, second onions of one report
-        self.said: list[channel_pb2.SiloFrame] = []  # in the last lease that it refused
-        self._times = 0  # that the round it answered first was asked again
-        self._known = self.answered(self.made, 1)
-
-    def lease(self, fields: dict[str, str], script: Script, *, announced: bool = True) -> Outcome:
-        return self._runner.run(self.siege.lease(fields, script, announced=announced))
-
-    def answered(self, made: Consortium, number: int, point: list[float] | None = None) -> bytes:
-        """An honest round in a lease of its own; the report that it brought."""
-        outcome = self.lease(lease_of(made), whole_round(made, asked(made, number, point)))
-        assert outcome.reply == reply("done", 1), outcome.log
-        assert [frame.answer.WhichOneof("answer") for frame in outcome.said] == ["confirmation"]
-        (onion,) = outcome.onions
-        assert outcome.frames == 1
-        self.expected.append(onion)
-        return onion
-
-    def sent(self, made: Consortium, number: int) -> bytes:
-        """A round whose report arrives, and of which the silo hears nothing more; the report."""
-        outcome = self.lease(lease_of(made), answered_then(made, number=number))
-        assert outcome.reply == reply("done", 1), outcome.log
-        assert (outcome.frames, outcome.said) == (1, [])
-        (onion,) = outcome.onions
-        self.expected.append(onion)
-        return onion
-
-    def refused(
-        self,
-        fields: dict[str, str],
-        script: Script,
-        *,
-        answered: int = 0,
-        confirmed: int = 0,
-        announced: bool = True,
-    ) -> str:
-        """This lease ends as refused and leaves no trace; why, as the operator reads it.
-
-        With `answered` rounds before what is refused, those are all that was charged and sent;
-        only the lists of the `confirmed` ones among them are confirmed.
-        """
-        before = self.siege.on_disk()
-        outcome = self.lease(fields, script, announced=announced)
-        assert outcome.reply == reply("refused", answered), outcome.log
-        assert outcome.frames == answered
-        self.said = outcome.said
-        assert sum(frame.answer.HasField("confirmation") for frame in outcome.said) == confirmed
-        if not answered:
-            assert self.siege.on_disk() == before
-            assert outcome.said == []
-        self.expected += outcome.onions
-        self.goes_on()
-        (told,) = (line for line in outcome.log.splitlines() if "_refused " in line)
-        return told.partition("reason=")[2].strip('"')
-
-    def goes_on(self) -> None:
-        """The next lease is served.  Its question is an old one: the same report, no charge.
-
-        A silo sends the same bytes only so often; then it is started anew.
-        """
-        self._times += 1
-        if self._times % OFTEN == 0:
-            self.kill_and_restart()
-            self.answered(self.made, 1)  # by now it has written that it joined
-        before = self.siege.on_disk()
-        assert self.answered(self.made, 1) == self._known
-        assert self.siege.on_disk() == before
-
-    def another_study(self, *changes: tuple[bytes, bytes]) -> Consortium:
-        """A study that the operator approves while the silo runs, and of which nothing is asked."""
-        renamed = study_file(self.made).replace(b'name = "test"', next(self._names), 1)
-        content = changed(renamed, *changes)
-        approve(self.siege.config, review(self.siege.config, content), NOW)
-        made = replace(self.made, study=parse_study(content))
-        give_all_tokens(made)
-        self.siege.server.known[made.study.identity] = made
-        return made
-
-    def kill_and_restart(self) -> None:
-        self._runner.run(self.siege.kill())
-        self._runner.run(self.siege.start())
-
-
-def give_all_tokens(made: Consortium) -> None:
-    """What the first stretch would bring; then later ones change nothing on disk."""
-    ledger = open_ledger(load(made.silos[0]))
-    give_tokens(ledger, made.study)
-    ledger.close()
-
-
-def reply(ending: str, answered: int) -> dict[str, str]:
-    return {"silo": "silo-1", "ending": ending, "answered": str(answered)}
-
-
-def changed(content: bytes, *changes: tuple[bytes, bytes]) -> bytes:
-    for old, new in changes:
-        assert old in content
-        content = content.replace(old, new, 1)
-    return content
 
 
 @pytest.fixture(scope="module")
@@ -213,8 +101,6 @@ def ask(made: Consortium, point: list[float] = ELSEWHERE, **fields: object) -> S
     query = query_at(point)
     return opening(made, hostile(made, query, **{"round": 2} | fields), query)
 
-
-# Another study -----------------------------------------------------------------------------------
 
 OTHER_STUDIES = {
     "another-clip": (b"clip = 0.25", b"clip = 0.5"),
@@ -293,8 +179,6 @@ def test_a_study_that_its_operator_revokes_is_answered_no_more(silo: Attacked) -
         assert message == "the study was revoked here"
 
 
-# The policy --------------------------------------------------------------------------------------
-
 TIGHTER = {
     "people": ("minimum_people = 41", "it is about 40 of your people"),
     "reports": ("minimum_batch = 2", "it mixes as few as 1 reports"),
@@ -365,9 +249,6 @@ def test_everything_that_was_refused_stands_in_the_audit_log(silo: Attacked) -> 
     }
 
 
-# Leases ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "deadline", ["0", "-1", "604801", "1e300", "inf", "-inf", "nan", "soon", "", "1 h"]
 )
@@ -388,8 +269,6 @@ def test_a_lease_that_names_part_of_a_study_is_refused(silo: Attacked, cut: int)
     message = silo.refused(lease_of(silo.made, study=identity), ask(silo.made))
     assert message.endswith("was not approved here")
 
-
-# Descriptors -------------------------------------------------------------------------------------
 
 OTHER_DESCRIPTORS: dict[str, dict[str, object]] = {
     "round-0": {"round": 0},
@@ -463,8 +342,6 @@ def test_a_descriptor_changed_after_it_was_signed_is_refused(silo: Attacked) -> 
     assert message == "the signature on this descriptor is not valid"
 
 
-# Points ------------------------------------------------------------------------------------------
-
 OUTSIDE = {
     "larger-than-W": [50.1, 0.0, 0.0],
     "larger-than-W-in-norm-only": [-30.0, 30.0, 30.0],
@@ -519,9 +396,6 @@ def test_a_query_that_breaks_off_is_refused(silo: Attacked) -> None:
     query = query_at(ELSEWHERE)
     script = opening(silo.made, hostile(silo.made, query, round=2), query[:-1], len(query))
     assert silo.refused(lease_of(silo.made), script) == "the query broke off"
-
-
-# Rounds ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("same_lease", [True, False], ids=["same-lease", "next-lease"])
@@ -589,8 +463,6 @@ def test_no_round_follows_the_last_one(silo: Attacked) -> None:
     ]:
         assert silo.refused(lease_of(made), ask(made, point, round=number)) == reason
 
-
-# Keys --------------------------------------------------------------------------------------------
 
 Edit = Callable[[channel_pb2.RoundOpened], object]
 
@@ -735,9 +607,6 @@ def test_a_stretch_that_the_mixes_did_not_vouch_for_is_refused(
     silo.refused(lease_of(silo.made), script, announced=False)
 
 
-# Tokens ------------------------------------------------------------------------------------------
-
-
 def test_a_round_with_another_token_key_is_refused(silo: Attacked) -> None:
     """One key for this silo only would tell its report from the others'."""
     own = issuer(bytes(32), silo.made.study.identity).public_key(2)
@@ -804,9 +673,6 @@ def test_tokens_that_the_server_cannot_prove_are_refused(
         return channel_pb2.TokenReply(first_round=1, evaluated=evaluated)
 
     silo.refused(lease_of(made), stretch_answered(made, evaluate), announced=False)
-
-
-# Attempts ----------------------------------------------------------------------------------------
 
 
 def second_attempt(
@@ -882,25 +748,6 @@ def test_a_first_attempt_with_what_later_ones_have_is_refused(silo: Attacked, fi
 
     message = silo.refused(lease_of(silo.made), edited(silo.made, edit))
     assert message == "a first attempt has no earlier one"
-
-
-# Lists and statements ----------------------------------------------------------------------------
-
-
-def answered_then(made: Consortium, *events: Callable[[bytes], Event], number: int = 1) -> Script:
-    """A round whose report arrives; then these events, made from its digest at the server."""
-    question = asked(made, number)
-    descriptor = question.descriptor
-
-    async def script(server: HostileServer) -> AsyncIterator[Event]:
-        signed = descriptor.to_wire()
-        async for event in opening(made, signed, question.query)(server):
-            yield event
-        gated = gated_digest(made, await server.arrivals.get(), descriptor)
-        for make in events:
-            yield make(gated)
-
-    return script
 
 
 OTHER = b"\1" * 32
@@ -1127,8 +974,6 @@ def test_an_event_out_of_turn_is_refused(silo: Attacked, event: Event) -> None:
     silo.refused(lease_of(silo.made), saying(event))
 
 
-# Fields that nobody defined ----------------------------------------------------------------------
-
 CLIP = b"\x79" + pack("<d", 9.0)  # a protobuf field 15, fixed64
 
 
@@ -1155,9 +1000,6 @@ def test_a_lease_with_a_field_that_nobody_defined_is_refused(silo: Attacked) -> 
 def test_a_lease_whose_name_would_fill_the_log_is_refused(silo: Attacked) -> None:
     fields = lease_of(silo.made) | {"lease": "x" * 65}
     assert silo.refused(fields, ask(silo.made)) == "the message is more than a lease"
-
-
-# The operator's word, while the silo runs --------------------------------------------------------
 
 
 def test_a_policy_lowered_while_the_silo_runs_holds_from_the_next_lease_on(silo: Attacked) -> None:
