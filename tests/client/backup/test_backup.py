@@ -1,8 +1,4 @@
-"""Backups: sealed, without records, made while the silo runs; and a restore that forgets nothing.
-
-The privacy claim: whatever happens between a backup and its restore, and after it, the silo never
-answers more than its operator's policy allows.
-"""
+"""Backups: sealed, without records, made while the silo runs; a restore that forgets nothing."""
 
 import json
 import sqlite3

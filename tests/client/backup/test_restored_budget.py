@@ -1,4 +1,8 @@
-"""What a restored ledger may still answer: no history of losses takes a silo beyond its policy."""
+"""What a restored ledger may still answer.
+
+The privacy claim: whatever happens between a backup and its restore, and after it, the silo never
+answers more than its operator's policy allows.
+"""
 
 import random
 from contextlib import closing

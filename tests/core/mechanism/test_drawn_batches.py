@@ -19,9 +19,6 @@ from support.privacy_checks import (
     participant,
 )
 
-# Batches
-
-
 HALF = PrivacyTarget(1, 1e-5)
 
 

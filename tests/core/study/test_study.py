@@ -1,4 +1,4 @@
-"""A study file is read strictly: what it says is all there is, and every fault is named."""
+"""A study means what its file says, and one that cannot be run is refused with the reason."""
 
 import re
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""The life of a round at real mixes: keys, opening, deadlines, who is waited for, what is kept."""
+"""The life of a round at real mixes: its keys, who opens it, and what is kept of it."""
 
 import asyncio
 from pathlib import Path

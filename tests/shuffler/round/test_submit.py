@@ -1,4 +1,4 @@
-"""Reports from silos to the first mix: what is accepted, what is refused and how.
+"""Reports from silos to the first mix: what is accepted, also again, and from whom.
 
 Real services on real mutual-TLS servers in this process.
 """
