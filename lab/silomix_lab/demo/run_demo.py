@@ -8,11 +8,12 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from secrets import SystemRandom
 
 import numpy as np
 from rich.console import Console
@@ -52,6 +53,7 @@ from silomix_lab.scoring import error, majority_error, pooled_error
 # Chosen once on synthetic data (docs/decisions/0006-demo-defaults.md), never on a user's records.
 CLIP = 0.25
 _REFRESH_S = 0.25
+_PORTS = range(15_000, 32_000)  # below those that a system gives to outgoing connections
 
 
 class DemoFailed(Exception):
@@ -379,14 +381,21 @@ def _of_this_machine(mixes: int) -> Addresses:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for entry in sockets:
-            entry.bind(("127.0.0.1", 0))
-        return [int(entry.getsockname()[1]) for entry in sockets]
-    finally:
-        for entry in sockets:
-            entry.close()
+    """Ports of this machine at which nobody listens.
+
+    A port that the system chooses may be given to somebody's outgoing connection before a process
+    listens at it; these may not.
+    """
+    found: list[int] = []
+    with ExitStack() as bound:
+        for port in SystemRandom().sample(_PORTS, len(_PORTS)):
+            entry = bound.enter_context(socket.socket())
+            with suppress(OSError):
+                entry.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise DemoFailed(f"of the ports {_PORTS[0]} to {_PORTS[-1]} fewer than {count} are free")
 
 
 @contextmanager
