@@ -1,11 +1,12 @@
 """Real processes in tests: started in their own folder, waited for, ended whatever happens."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,6 +51,13 @@ def running(
         yield Running(made, processes, mixes, started, head)
 
 
+def kill(process: Process) -> None:
+    """Without a last word; returns when it is gone."""
+    with suppress(ProcessLookupError):
+        os.kill(process.child.pid, signal.SIGKILL)
+    process.child.wait(10)
+
+
 class Running:
     """Handles on the processes of a consortium."""
 
@@ -73,6 +81,29 @@ class Running:
     def restart_server(self) -> None:
         self._server = self.processes.start(Role.SERVER, self.made.server)
 
+    def restart(self, process: Process) -> Process:
+        """The same mix or silo again, after kill -9 if it still runs."""
+        kill(process)
+        config = {each.parent.name: each for each in (*self.made.silos, *self.made.mixes)}
+        again = self.processes.start(process.role, config[process.name])
+        handles = self.mixes if process.role is Role.MIX else self.silos
+        handles[handles.index(process)] = again
+        return again
+
+    def coordinator(self) -> int:
+        """Its process id."""
+        return [pid for kind, pid in self.processes.members() if kind == "coordinator"][-1]
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """No round goes on while the test does something that takes as long as it takes."""
+        coordinator = self.coordinator()
+        os.kill(coordinator, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(coordinator, signal.SIGCONT)
+
     def server_status(self, limit_s: float = LIMIT_S) -> int:
         """Wait for the server's end; its exit status."""
         try:
@@ -82,6 +113,9 @@ class Running:
 
     def wait_for_round(self, number: int) -> None:
         wait_until(lambda: len(progress(self.made)) >= number, f"round {number}: {self.all_logs()}")
+
+    def wait_for_more_rounds(self, count: int) -> None:
+        self.wait_for_round(len(progress(self.made)) + count)
 
     def all_logs(self) -> str:
         files = [*self.processes.folder.glob("*.log"), *server_logs(self.made)]

@@ -1,8 +1,8 @@
-"""Whole studies with real processes, and silos that are missing."""
+"""Whole studies with real processes."""
 
-import os
 import re
-import signal
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,105 +29,73 @@ from support.processes import (
 from support.silos import altered
 
 
-def test_a_killed_silo_is_done_without_while_the_minimum_holds(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", rounds=300, epsilon=5.0, deadline_s=20.0)
-    approve_all(made)
-    with running(made) as system:
-        system.wait_for_round(20)
-        os.kill(system.silos[1].child.pid, signal.SIGKILL)
-        assert system.server_status() == 0, system.all_logs()
-    lines = progress(made)
-    assert len(lines) == 300
-    assert lines[-1]["accepted"] == 2
-    assert sum(line["seconds"] > 1 for line in lines) <= 1  # waited for at most once
-    assert sum(line["void"] for line in lines) <= 1  # it may have died before it confirmed
-    answered = [entry.rounds for entry in spending(made)]
-    assert answered[0] == answered[2] == 300
-    assert answered[1] < 300
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A study with three silos that was played to its end, and what could be seen of it."""
+
+    made: Consortium
+    second: "subprocess.CompletedProcess[str]"  # of silo-1, beside the first one
+    commands: list[bytes]  # of all processes
+    said: bytes  # by all processes
 
 
-def test_too_few_silos_end_the_study_with_a_clear_refusal(tmp_path: Path) -> None:
-    made = make_consortium(
-        tmp_path / "c", rounds=5000, epsilon=5.0, minimum_batch=3, deadline_s=2.0
-    )
-    approve_all(made)
-    with running(made) as system:
-        system.wait_for_round(5)
-        os.kill(system.silos[2].child.pid, signal.SIGKILL)
-        assert system.server_status() == 1
-        said = system.server.log.read_text()
-    assert "only 2 silos are connected and a batch needs 3" in said
-    assert "Traceback" not in said
-
-
-def test_without_mixes_no_silo_is_asked_and_nothing_is_spent(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", rounds=4)
-    approve_all(made)
-    with running(made) as system:
-        for mix in system.mixes:
-            os.kill(mix.child.pid, signal.SIGKILL)
-        assert system.server_status() == 1
-        said = system.server.log.read_text()
-    assert "mix-2 (127.0.0.1:" in said
-    assert "does not answer; no silo was asked" in said
-    assert [entry.rounds for entry in spending(made)] == [0, 0, 0]
-
-
-def test_a_finished_study_is_not_run_again_and_two_silos_do_not_share_a_folder(
-    tmp_path: Path,
-) -> None:
-    made = make_consortium(tmp_path / "c", rounds=3)
-    approve_all(made)
-    with running(made) as system:
-        assert system.server_status() == 0, system.all_logs()
-        second = silomix("silo", "run", str(made.silos[0]), cwd=tmp_path)
-        assert second.returncode == 1
-        assert "silo-1 is already running" in second.stderr
-    again = silomix("server", "run", str(made.server), cwd=tmp_path)
-    assert again.returncode == 0
-    assert "study_already_complete" in again.stderr
-    assert len(progress(made)) == 3
-
-
-def test_no_log_or_command_line_shows_a_record_or_a_secret(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", rounds=30, records=(41, 41, 41))
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("study") / "c"
+    made = make_consortium(folder, rounds=12, records=(41, 41, 41))
     for config in made.silos:
         text = (config.parent / "data.csv").read_text().rstrip("\n").split("\n")
         text[1] = "77.123457,0.765433,1"  # a record that would be recognised
         (config.parent / "data.csv").write_text("\n".join(text) + "\n")
-    approve_all(made)
+    approve_with_room(made)
     with running(made) as system:
-        system.wait_for_round(3)
-        commands = [
-            Path(f"/proc/{pid}/cmdline").read_bytes() for _, pid in system.processes.members()
-        ]
+        system.wait_for_round(1)
+        with system.standing_still():
+            pids = [pid for _, pid in system.processes.members()]
+            commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
         assert system.server_status() == 0, system.all_logs()
-        everything = system.all_logs().encode() + b"".join(commands)
-        everything += b"".join(path.read_bytes() for path in server_logs(made))
-    assert len(commands) == 8  # 2 mixes, 3 silos, server, superlink, coordinator
+        second = silomix("silo", "run", str(made.silos[0]), cwd=made.folder)
+        said = system.all_logs().encode()
+    said += b"".join(path.read_bytes() for path in server_logs(made))
+    return Finished(made, second, commands, said)
+
+
+def test_two_silos_do_not_share_a_folder(finished: Finished) -> None:
+    assert finished.second.returncode == 1
+    assert "silo-1 is already running" in finished.second.stderr
+
+
+def test_a_finished_study_is_not_run_again(finished: Finished) -> None:
+    again = silomix("server", "run", str(finished.made.server), cwd=finished.made.folder)
+    assert again.returncode == 0
+    assert "study_already_complete" in again.stderr
+    assert len(progress(finished.made)) == 12
+
+
+def test_no_log_or_command_line_shows_a_record_or_a_secret(finished: Finished) -> None:
+    made, everything = finished.made, finished.said + b"".join(finished.commands)
+    assert len(finished.commands) == 8  # 2 mixes, 3 silos, server, superlink, coordinator
     for canary in (b"77.12", b"0.7654", b"--token", b"PRIVATE KEY"):
         assert canary not in everything
-    for key in tmp_path.rglob("*.key"):
+    for key in made.folder.rglob("*.key"):
         assert key.read_bytes().hex().encode() not in everything
         assert key.stat().st_mode & 0o077 == 0
     # No mix or server line names a silo next to a round's report.
-    for log in (*(mix.log for mix in system.mixes), *server_logs(made)):
+    mixes = [made.folder / "logs" / f"{config.parent.name}.log" for config in made.mixes]
+    for log in (*mixes, *server_logs(made)):
         for line in log.read_text().splitlines():
             assert not (re.search(r"silo-\d", line) and re.search(r"\bround=", line)), line
 
 
 KINDS_OF_STUDY = {
-    "full batch": [],
-    "one pass, weighted": [
+    "one pass, weighted, own epsilon, Poisson batches": [
         ('name = "noisy-mb-sgd"', 'name = "one-pass-mb-sgd"'),
+        ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'),
         ('name = "silo-1"\nrecords = 40', 'name = "silo-1"\nrecords = 40\nweight = 3'),
+        ("records = 50", "records = 50\nepsilon = 1\ndelta = 1e-5"),
     ],
     "localized, ridge": [
         ('name = "noisy-mb-sgd"', 'name = "localized-accelerated"\nridge = 0.01'),
-    ],
-    "Poisson batches, own epsilon": [
-        ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'),
-        ("records = 50", "records = 50\nepsilon = 1\ndelta = 1e-5"),
     ],
 }
 
@@ -153,9 +121,19 @@ class StoredSums:
 def test_the_model_is_the_one_that_the_journalled_sums_give(
     tmp_path: Path, changes: list[tuple[str, str]]
 ) -> None:
-    made = altered(make_consortium(tmp_path / "c", rounds=12), *changes)
-    rounds = run_to_the_end(made)
-    mechanism = made.study.mechanism()
+    made = altered(make_consortium(tmp_path / "c", rounds=6), *changes)
+    run_to_the_end(made)
+    check_model_and_spending(made)
+
+
+def test_the_model_of_full_batches_is_the_one_that_the_journalled_sums_give(
+    finished: Finished,
+) -> None:
+    check_model_and_spending(finished.made)
+
+
+def check_model_and_spending(made: Consortium) -> None:
+    rounds, mechanism = rounds_of_the_model(made), made.study.mechanism()
     for silo, spent in zip(made.study.silos, spending(made), strict=True):
         participant = made.study.participant(silo)
         promised = participant.target
@@ -180,20 +158,28 @@ def test_control_variates_stay_at_the_silos_and_their_changes_add_up_to_the_last
         make_consortium(tmp_path / "c", rounds=12, task=task),
         ('name = "noisy-mb-sgd"', 'name = "dp-scaffold"\nlocal_steps = 3\nparticipants = 2'),
     )
-    rounds = run_to_the_end(made)
+    run_to_the_end(made)
+    rounds = rounds_of_the_model(made)
     total = sum((closed.total for closed in rounds if closed.total is not None), np.zeros(200))
     assert total.var() == pytest.approx(3 * 3 * SIGMA_UNITS**2, rel=0.5)
     assert sum(spent.rounds for spent in spending(made)) == 2 * 12
 
 
-def run_to_the_end(made: Consortium) -> list[ClosedRound]:
-    """The rounds of a study, whose model is the one that their sums give in one process."""
+def run_to_the_end(made: Consortium) -> None:
+    approve_with_room(made)
+    with running(made) as system:
+        assert system.server_status() == 0, system.all_logs()
+
+
+def approve_with_room(made: Consortium) -> None:
     for config in made.silos:
         policy = 'epsilon = 6.0\ndelta = 1e-5\nminimum_batch = 1\naccountant = "renyi"\n'
         (config.parent / "policy.toml").write_text(policy, encoding="utf-8")
     approve_all(made)
-    with running(made) as system:
-        assert system.server_status() == 0, system.all_logs()
+
+
+def rounds_of_the_model(made: Consortium) -> list[ClosedRound]:
+    """The rounds of a study, whose model is the one that their sums give in one process."""
     state = made.server.parent / "state"
     mechanism = made.study.mechanism()
     steps = algorithm(made.study.algorithm).start(made.study.algorithm_plan(mechanism))
