@@ -1,8 +1,6 @@
 """What we rely on of Flower 1.41 and 1.42, held against a real SuperLink with TLS and node keys."""
 
-import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -12,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from http.client import HTTPResponse
 from pathlib import Path
 from unittest.mock import patch
@@ -28,6 +26,7 @@ from silomix_client.network.fleet import FleetNode, join_fleet
 from silomix_client.network.fleet_calls import FleetRefused, FleetUnreachable
 from silomix_client.network.fleet_objects import FleetMessage
 from silomix_lab.consortium.create import Consortium
+from silomix_lab.consortium.processes import Process
 from silomix_protocol.certificates.certificates import key_pem
 from silomix_protocol.host.file_descriptors import allow_many
 from silomix_protocol.keys import generate_node_key, load_node_key, write_secret
@@ -38,7 +37,16 @@ from silomix_server.flower.flower_run import FlowerRuns
 from silomix_server.flower.superlink import _FROM_ONE, _UNEARNED_S
 from silomix_server.process import make_secrets
 from support.consortia import make_consortium
-from support.processes import approve_all, progress, running, server_logs, spending, wait_until
+from support.processes import (
+    approve_all,
+    progress,
+    running,
+    server_logs,
+    silomix,
+    spending,
+    wait_until,
+)
+from support.silos import approved_silo, copied
 
 
 @contextmanager
@@ -67,52 +75,75 @@ def _authority(made: Consortium) -> bytes:
     return (made.server.parent / "ca.crt").read_bytes()
 
 
-def test_a_registered_key_joins_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
-    address = made.study.server.fleet_address
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A SuperLink that several tests knock at, and the consortium that it is of."""
+
+    made: Consortium
+    runs: FlowerRuns
+
+    @property
+    def address(self) -> str:
+        return self.made.study.server.fleet_address
+
+    @property
+    def authority(self) -> bytes:
+        return _authority(self.made)
+
+    def key(self, silo: int) -> ec.EllipticCurvePrivateKey:
+        return load_node_key(self.made.silos[silo].parent / "node.key")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    allow_many()
+    made = make_consortium(tmp_path_factory.mktemp("superlink") / "c")
     with superlink(made) as runs:
-        runs.register(made.study)  # twice: the known ones stay
-        key = load_node_key(made.silos[0].parent / "node.key")
-        memory = tmp_path / "node"
-        with join_fleet(address, _authority(made), key, memory) as node:
-            assert node.receive() is None
-            node.heartbeat()
-        with (
-            pytest.raises(FleetRefused, match="the server answered 4"),
-            join_fleet(address, _authority(made), generate_node_key(), memory),
-        ):
-            raise AssertionError("an unknown key was let in")
+        yield Shared(made, runs)
 
 
-def test_a_key_that_left_the_study_is_no_longer_accepted(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
-    address, memory = made.study.server.fleet_address, tmp_path / "node"
-    key = load_node_key(made.silos[2].parent / "node.key")
-    with superlink(made) as runs:
-        runs.register(replace(made.study, silos=made.study.silos[:2], participants=2))
-        with pytest.raises(FleetRefused), join_fleet(address, _authority(made), key, memory):
-            raise AssertionError("a key that left the study was let in")
+def test_a_registered_key_joins_and_an_unknown_one_is_refused(
+    shared: Shared, tmp_path: Path
+) -> None:
+    shared.runs.register(shared.made.study)  # twice: the known ones stay
+    memory = tmp_path / "node"
+    with join_fleet(shared.address, shared.authority, shared.key(0), memory) as node:
+        assert node.receive() is None
+        node.heartbeat()
+    with (
+        pytest.raises(FleetRefused, match="the server answered 4"),
+        join_fleet(shared.address, shared.authority, generate_node_key(), memory),
+    ):
+        raise AssertionError("an unknown key was let in")
 
 
-def test_a_node_that_was_killed_can_join_again_at_once(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
-    address, memory = made.study.server.fleet_address, tmp_path / "node"
-    key = load_node_key(made.silos[0].parent / "node.key")
-    with superlink(made), join_fleet(address, _authority(made), key, memory):
-        with join_fleet(address, _authority(made), key, memory) as successor:
+def test_a_key_that_left_the_study_is_no_longer_accepted(shared: Shared, tmp_path: Path) -> None:
+    key = generate_node_key()
+    register_too(shared.runs, key)
+    way_in = shared.address, shared.authority, key, tmp_path / "node"
+    with join_fleet(*way_in):
+        pass
+    shared.runs.register(shared.made.study)
+    with pytest.raises(FleetRefused), join_fleet(*way_in):
+        raise AssertionError("a key that left the study was let in")
+
+
+def test_a_node_that_was_killed_can_join_again_at_once(shared: Shared, tmp_path: Path) -> None:
+    memory, way_in = tmp_path / "node", (shared.address, shared.authority, shared.key(0))
+    with join_fleet(*way_in, memory):
+        with join_fleet(*way_in, memory) as successor:
             assert successor.receive() is None
         memory.write_text("")  # a crash while it was written: refused, not a traceback
         with (
-            join_fleet(address, _authority(made), key, tmp_path / "another"),
+            join_fleet(*way_in, tmp_path / "another"),
             pytest.raises(FleetRefused),
-            join_fleet(address, _authority(made), key, memory),
+            join_fleet(*way_in, memory),
         ):
             raise AssertionError("joined twice")
 
 
-def test_silos_reach_the_fleet_api_and_nothing_else_of_flower(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
-    fleet, loopback = made.study.server.fleet_address, load(made.server).control_listen
+def test_silos_reach_the_fleet_api_and_nothing_else_of_flower(shared: Shared) -> None:
+    fleet, loopback = shared.address, load(shared.made.server).control_listen
     paths = [
         "/v1/control/list-runs",
         "/v1/control/start-run",
@@ -124,8 +155,8 @@ def test_silos_reach_the_fleet_api_and_nothing_else_of_flower(tmp_path: Path) ->
         "/openapi.json",
     ]
     headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
-    trusted = ssl.create_default_context(cadata=_authority(made).decode())
-    with superlink(made), httpx.Client(verify=trusted) as client:
+    trusted = ssl.create_default_context(cadata=shared.authority.decode())
+    with httpx.Client(verify=trusted) as client:
         for path in paths:
             answer = client.post(f"https://{fleet}{path}", headers=headers, content=b"")
             assert answer.status_code == 404, path
@@ -177,16 +208,13 @@ def dial(stream: socket.socket, address: str) -> None:
     stream.connect((host, int(port)))
 
 
-def test_a_thousand_connections_of_a_stranger_stop_no_silo(tmp_path: Path) -> None:
+def test_a_thousand_connections_of_a_stranger_stop_no_silo(shared: Shared, tmp_path: Path) -> None:
     """From the silos' own address, as many as a process usually has descriptors."""
-    allow_many()
-    made = make_consortium(tmp_path / "c")
-    address, authority = made.study.server.fleet_address, _authority(made)
+    address, authority = shared.address, shared.authority
     trusted = ssl.create_default_context(cadata=authority.decode())
-    keys = [load_node_key(silo.parent / "node.key") for silo in made.silos]
-    log = made.server.parent / "state" / "superlink.log"
-    with superlink(made), ExitStack() as stack:
-        node = stack.enter_context(join_fleet(address, authority, keys[0], tmp_path / "1"))
+    log = shared.made.server.parent / "state" / "superlink.log"
+    with ExitStack() as stack:
+        node = stack.enter_context(join_fleet(address, authority, shared.key(0), tmp_path / "1"))
         before = log.stat().st_size
         for number in range(1100):
             stranger = held(address, trusted if number % 4 == 0 else None)
@@ -195,7 +223,9 @@ def test_a_thousand_connections_of_a_stranger_stop_no_silo(tmp_path: Path) -> No
                 node.heartbeat()
         began = time.monotonic()
         assert node.receive() is None
-        newcomer = stack.enter_context(join_fleet(address, authority, keys[1], tmp_path / "2"))
+        newcomer = stack.enter_context(
+            join_fleet(address, authority, shared.key(1), tmp_path / "2")
+        )
         assert newcomer.receive() is None
         assert time.monotonic() - began < 20.0
         assert log.stat().st_size - before < 10_000
@@ -287,7 +317,9 @@ def test_one_address_gets_so_many_connections_and_others_go_on_with_their_leases
         drip.join(3 * _UNEARNED_S)
     assert _UNEARNED_S - 1 < drip.lasted_s < _UNEARNED_S + 10
     assert [entry.rounds for entry in spending(made)] == [3, 3, 3]
-    assert _serverapp_log(made).count("lease_offered") == 3
+    log = _serverapp_log(made)
+    assert log.count("lease_offered") == 3  # Flower dispatches every round
+    assert log.count("ending=done answered=1") == 9
 
 
 def register_too(runs: FlowerRuns, key: ec.EllipticCurvePrivateKey) -> None:
@@ -304,51 +336,22 @@ def _flower_calls() -> list[tuple[str, str]]:
     return [(str(method), str(path)) for method, path in PROTOBUF_REQUEST_TYPES]
 
 
-def test_an_unregistered_silo_ends_with_a_clear_message(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c")
-    approve_all(made)
-    stranger = made.silos[0].parent
-    with superlink(made):
-        (stranger / "node.key").unlink()
-        write_secret(stranger / "node.key", key_pem(generate_node_key()))
-        ended = subprocess.run(
-            [sys.executable, "-m", "silomix", "silo", "run", str(made.silos[0])],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+def test_an_unregistered_silo_ends_with_a_clear_message(shared: Shared, tmp_path: Path) -> None:
+    stranger = copied(shared.made, tmp_path / "c")
+    approved_silo(stranger)
+    key = stranger.silos[0].parent / "node.key"
+    key.unlink()
+    write_secret(key, key_pem(generate_node_key()))
+    ended = silomix("silo", "run", str(stranger.silos[0]), cwd=tmp_path)
     assert ended.returncode == 1
     assert "refuses this silo" in ended.stderr
     assert "ask its operator" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_a_study_runs_on_one_lease_and_the_run_is_completed(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", rounds=6)
-    approve_all(made)
-    with running(made) as system:
-        assert system.server_status() == 0, system.all_logs()
-    log = _serverapp_log(made)
-    assert log.count("lease_offered") == 1
-    assert log.count("lease_reply") == 3
-    assert log.count("ending=done answered=6") == 3
-    assert (made.server.parent / "state" / "model.npz").exists()
-    assert [line["accepted"] for line in progress(made)] == [3] * 6
-    assert [entry.rounds for entry in spending(made)] == [6, 6, 6]
-
-
-def test_a_lease_of_one_round_makes_flower_dispatch_every_round(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", rounds=3, lease_rounds=1)
-    approve_all(made)
-    with running(made) as system:
-        assert system.server_status() == 0, system.all_logs()
-    log = _serverapp_log(made)
-    assert log.count("lease_offered") == 3
-    assert log.count("ending=done answered=1") == 9
-
-
-def test_a_lease_is_renewed_before_its_deadline(tmp_path: Path) -> None:
+def test_a_lease_is_renewed_before_its_deadline_and_a_stopped_run_frees_the_silos(
+    tmp_path: Path,
+) -> None:
     made = make_consortium(
         tmp_path / "c", rounds=5000, epsilon=5.0, lease_rounds=5000, lease_deadline_s=2.0
     )
@@ -358,10 +361,25 @@ def test_a_lease_is_renewed_before_its_deadline(tmp_path: Path) -> None:
         wait_until(
             lambda: _serverapp_log(made).count("lease_offered") >= 2, "every silo's second lease"
         )
-        system.wait_for_round(len(progress(made)) + 5)
+        system.wait_for_more_rounds(5)
         for silo in system.silos:
             assert "ending=done" in silo.log.read_text()
             assert "ending=deadline" not in silo.log.read_text()
+        runs = control(made)
+        run_id = _run_id(system.server.log)
+        runs.stop(run_id)
+        wait_until(lambda: runs.status(run_id).finished, "the run is finished")
+        assert not runs.status(run_id).completed
+        runs.close()
+        assert system.server_status() == 1
+        for silo in system.silos:
+            wait_until(lambda silo=silo: _holds_no_lease(silo), f"{silo.name} is free")
+            assert silo.state == "running"
+
+
+def _holds_no_lease(silo: Process) -> bool:
+    said = silo.log.read_text()
+    return said.count("lease_started") == said.count("lease_ended") > 0
 
 
 def test_a_silo_leaves_a_lease_at_its_deadline_and_tells_flower(tmp_path: Path) -> None:
@@ -369,9 +387,7 @@ def test_a_silo_leaves_a_lease_at_its_deadline_and_tells_flower(tmp_path: Path) 
     approve_all(made)
     with running(made) as system:
         system.wait_for_round(3)
-        coordinator = next(pid for kind, pid in system.processes.members() if kind == "coordinator")
-        os.kill(coordinator, signal.SIGSTOP)  # a server that holds a lease and says nothing
-        try:
+        with system.standing_still():  # a server that holds a lease and says nothing
             for silo in system.silos:
                 wait_until(
                     lambda silo=silo: "ending=deadline" in silo.log.read_text(), f"{silo.name}"
@@ -379,8 +395,6 @@ def test_a_silo_leaves_a_lease_at_its_deadline_and_tells_flower(tmp_path: Path) 
                 assert silo.state == "running"
             replies = made.server.parent / "state" / "superlink.log"
             wait_until(lambda: replies.read_text().count("Push replies") >= 3, "Flower has them")
-        finally:
-            os.kill(coordinator, signal.SIGCONT)
 
 
 def test_a_reply_that_was_sent_by_half_holds_nobody_up(tmp_path: Path) -> None:
@@ -418,29 +432,10 @@ def _first_message(node: FleetNode) -> FleetMessage:
     return found[0]
 
 
-def test_a_stopped_run_ends_the_server_and_frees_the_silos(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", rounds=5000, epsilon=5.0)
-    approve_all(made)
-    with running(made) as system:
-        system.wait_for_round(5)
-        runs = control(made)
-        run_id = _run_id(system.server.log)
-        runs.stop(run_id)
-        wait_until(lambda: runs.status(run_id).finished, "the run is finished")
-        assert not runs.status(run_id).completed
-        runs.close()
-        assert system.server_status() == 1
-        for silo in system.silos:
-            wait_until(
-                lambda silo=silo: "lease_ended" in silo.log.read_text(), f"{silo.name} is free"
-            )
-            assert silo.state == "running"
-
-
-def test_code_in_the_app_bundle_never_runs_at_a_silo(
+def test_a_study_runs_on_one_lease_and_code_in_the_app_bundle_never_runs_at_a_silo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make_consortium(tmp_path / "c", rounds=3)
+    made = make_consortium(tmp_path / "c", rounds=6)
     approve_all(made)
     marker = tmp_path / "marker"
     bundle = made.server.parent / "state" / "bundle"
@@ -469,20 +464,20 @@ def test_code_in_the_app_bundle_never_runs_at_a_silo(
             assert runs.status(run_id).completed
         finally:
             end(app)
-    assert [entry.rounds for entry in spending(made)] == [3, 3, 3]
     assert not marker.exists()
+    log = _serverapp_log(made)
+    assert log.count("lease_offered") == 1
+    assert log.count("lease_reply") == 3
+    assert log.count("ending=done answered=6") == 3
+    assert (state / "model.npz").exists()
+    assert [line["accepted"] for line in progress(made)] == [3] * 6
+    assert [entry.rounds for entry in spending(made)] == [6, 6, 6]
 
 
 def test_a_server_without_silos_says_how_many_are_missing(tmp_path: Path) -> None:
     made = make_consortium(tmp_path / "c", wait_for_silos_s=1.0)
     shutil.rmtree(made.silos[0].parent)
-    ended = subprocess.run(
-        [sys.executable, "-m", "silomix", "server", "run", str(made.server)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = silomix("server", "run", str(made.server), cwd=tmp_path)
     assert ended.returncode == 1
     assert "only 0 of 3 silos are online after 1 s and a batch needs 2" in ended.stderr
 
