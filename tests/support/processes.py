@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -53,8 +53,7 @@ def running(
 
 def kill(process: Process) -> None:
     """Without a last word; returns when it is gone."""
-    with suppress(ProcessLookupError):
-        os.kill(process.child.pid, signal.SIGKILL)
+    process.child.kill()
     process.child.wait(10)
 
 

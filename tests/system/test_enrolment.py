@@ -49,9 +49,9 @@ def test_a_study_goes_on_while_certificates_are_renewed_and_a_silo_is_revoked(
     tmp_path: Path,
 ) -> None:
     made = make_consortium(
-        tmp_path / "c", rounds=5000, epsilon=5.0, lease_rounds=25, wait_for_silos_s=90.0
+        tmp_path / "c", rounds=5000, epsilon=5.0, lease_rounds=10, wait_for_silos_s=90.0
     )
-    with_authority(made, list_hours=60 / 3600)
+    with_authority(made, list_hours=40 / 3600)
     approve_all(made)
     study = made.study
     with authority_process(made.authority), running(made) as system:
@@ -61,8 +61,7 @@ def test_a_study_goes_on_while_certificates_are_renewed_and_a_silo_is_revoked(
         assert shown(made, study.mixes[0].address) == mix
         assert shown(made, study.server.channel_address) == server
         wait_until(lambda: shown(made, study.server.fleet_address) == server, "Flower's SuperLink")
-        there = len(progress(made))
-        system.wait_for_round(there + 60)  # leases that begin with the new certificates
+        system.wait_for_more_rounds(25)  # leases that begin with the new certificates
         lines = progress(made)
         assert {line["accepted"] for line in lines} == {3.0}, "nobody was dropped"
         assert not any(line["void"] for line in lines)
@@ -74,7 +73,7 @@ def test_a_study_goes_on_while_certificates_are_renewed_and_a_silo_is_revoked(
             lambda: progress(made)[-1]["accepted"] == 2, f"silo-3 is out {system.all_logs()}"
         )
         there = len(progress(made))
-        system.wait_for_round(there + 60)  # leases for which nobody waits for it
+        system.wait_for_more_rounds(25)  # leases for which nobody waits for it
         lines = progress(made)[there:]
         assert {line["accepted"] for line in lines} == {2.0}
         closed = [line["closed_at"] for line in lines]

@@ -15,7 +15,7 @@ import tomli_w
 from silomix_client.network.connection_status import standing
 from silomix_client.network.outbound import network_of
 from silomix_lab.consortium.create import Consortium
-from silomix_lab.consortium.processes import Processes, Role
+from silomix_lab.consortium.processes import Process, Processes, Role
 from silomix_lab.demo.run_demo import free_ports
 from silomix_protocol.certificates.certificates import Authority
 from silomix_protocol.enrolment.enrolment import Enrolment
@@ -23,8 +23,15 @@ from silomix_protocol.enrolment.renewal import Keeper
 from support.authorities import authority_process
 from support.consortia import make_consortium
 from support.parties import beside
-from support.processes import approve_all, running, silomix, spending, wait_until
-from support.proxies import proxy
+from support.processes import (
+    LIMIT_S,
+    approve_all,
+    server_logs,
+    silomix,
+    spending,
+    wait_until,
+)
+from support.proxies import Proxy, proxy
 
 LOGIN = "silo:p@ss:wörd"
 ROUNDS = 4
@@ -59,11 +66,16 @@ def put_behind_inspection(made: Consortium, silo: Path, url: str, authority: Aut
 def test_a_study_runs_through_a_proxy_with_a_login_and_through_tls_inspection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every round has all three reports; the environment's proxy settings change nothing."""
+    """Every round has all three reports; the environment's proxy settings change nothing.
+
+    Before that, a silo says what it waits for: a proxy that refuses, then a server that is not
+    there.
+    """
     monkeypatch.setenv("no_proxy", "127.0.0.1,127.0.0.2")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     made = make_consortium(tmp_path / "c", rounds=ROUNDS, minimum_batch=3)
-    study = made.study
+    study, logs = made.study, made.folder / "logs"
+    logs.mkdir()
     inspection = Authority.create("inspection", datetime.now(UTC))
     with proxy(login=LOGIN) as plain, proxy(authority=inspection) as inspecting:
         put_behind_login(made, made.silos[0], plain.url)
@@ -72,18 +84,47 @@ def test_a_study_runs_through_a_proxy_with_a_login_and_through_tls_inspection(
         authority = Enrolment.load(made.silos[0].parent).address
         for silo in made.silos:
             (silo.parent / "revoked.crl").unlink()  # then they ask for it when they start
-        with running(made) as processes:
-            assert processes.server_status() == 0, processes.all_logs()
-            text = processes.all_logs()
+        with Processes(logs) as processes:
+            first = start_waiting(made, processes, plain)
+            for role, config in others(made):
+                processes.start(role, config)
+            server = processes.start(Role.SERVER, made.server)
+            assert server.child.wait(LIMIT_S) == 0, first.log.read_text()
+            assert "leases_waiting" in first.log.read_text()
+            assert "reports_connected party=mix-1" in first.log.read_text()
+    state = made.silos[0].parent / "state"
+    assert standing(state) is None
+    assert not (state / "links.json").exists(), "an orderly end leaves nothing to misread"
     assert [each.rounds for each in spending(made)] == [ROUNDS] * 3
-    server, mix = study.server, study.mixes[0]
-    dialled = {server.fleet_address, server.channel_address, mix.address}
+    party, mix = study.server, study.mixes[0]
+    dialled = {party.fleet_address, party.channel_address, mix.address}
     assert set(plain.asked) == dialled | {authority}
-    looked_into = {beside(server.channel_address), beside(mix.address), server.fleet_address}
+    looked_into = {beside(party.channel_address), beside(mix.address), party.fleet_address}
     assert set(inspecting.asked) == looked_into | {authority}
     assert b"lease" in inspecting.seen, "the inspecting proxy did not look into anything"
+    text = "".join(log.read_text() for log in [*logs.glob("*.log"), *server_logs(made)])
     assert "wörd" not in text
     assert quote("wörd") not in text
+
+
+def start_waiting(made: Consortium, processes: Processes, way_out: Proxy) -> Process:
+    """Start the first silo alone: what it waits for is told in its file."""
+
+    def reason() -> str:
+        found = standing(made.silos[0].parent / "state")
+        return " ".join(each.reason for each in found.links) if found is not None else ""
+
+    way_out.refuses.add(made.study.server.fleet_address)
+    silo = processes.start(Role.SILO, made.silos[0])
+    wait_until(lambda: "403" in reason(), "the refusal of the proxy is told")
+    way_out.refuses.clear()
+    wait_until(lambda: "502" in reason(), "the server that is not there is told")
+    return silo
+
+
+def others(made: Consortium) -> list[tuple[Role, Path]]:
+    mixes = [(Role.MIX, config) for config in made.mixes]
+    return mixes + [(Role.SILO, config) for config in made.silos[1:]]
 
 
 @pytest.mark.parametrize("inspects", [False, True])
@@ -130,34 +171,3 @@ def done(*words: str) -> str:
     result = silomix(*words, cwd=Path())
     assert result.returncode == 0, result.stderr
     return result.stdout
-
-
-def test_a_silo_says_what_it_waits_for_and_gets_on_when_it_is_there(tmp_path: Path) -> None:
-    """No server, then a proxy that refuses: said in the file and the log; then all is well."""
-    made = make_consortium(tmp_path / "c", rounds=2, minimum_batch=3)
-    study, state = made.study, made.silos[0].parent / "state"
-    logs = tmp_path / "logs"
-    logs.mkdir()
-
-    def reason() -> str:
-        found = standing(state)
-        return " ".join(each.reason for each in found.links) if found is not None else ""
-
-    with proxy() as way_out, Processes(logs) as processes:
-        way_out.refuses.add(study.server.fleet_address)
-        configure(made.silos[0], network={"proxy": way_out.url})
-        approve_all(made)
-        silo = processes.start(Role.SILO, made.silos[0])
-        wait_until(lambda: "403" in reason(), "the refusal of the proxy is told")
-        way_out.refuses.clear()
-        wait_until(lambda: "502" in reason(), "the server that is not there is told")
-        for config in made.mixes:
-            processes.start(Role.MIX, config)
-        for config in made.silos[1:]:
-            processes.start(Role.SILO, config)
-        server = processes.start(Role.SERVER, made.server)
-        assert server.child.wait(120) == 0, silo.log.read_text()
-        assert "leases_waiting" in silo.log.read_text()
-        assert "reports_connected party=mix-1" in silo.log.read_text()
-    assert standing(state) is None
-    assert not (state / "links.json").exists(), "an orderly end leaves nothing to misread"

@@ -1,8 +1,6 @@
 """A silo's state folder that is put back, as real processes meet it."""
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,11 +15,19 @@ from silomix_client.ledger.reports import StoredReport
 from silomix_client.rounds.round_request import RoundRequest
 from silomix_core.reports.reporter import Integers
 from silomix_lab.consortium.create import Consortium
-from silomix_lab.consortium.processes import Process, Role
+from silomix_lab.consortium.processes import Process
 from support.authorities import authority_process
 from support.consortia import make_consortium
 from support.hostile import Event, HostileServer, besieged, lease_of, opening
-from support.processes import approve_all, progress, running, silomix, wait_until
+from support.processes import (
+    Running,
+    approve_all,
+    kill,
+    progress,
+    running,
+    silomix,
+    wait_until,
+)
 from support.put_back import StateCopy
 from support.silos import approved_silo, asked, open_desk, open_ledger, opened
 
@@ -30,31 +36,39 @@ ANSWERED = {"silo": "silo-1", "ending": "done", "answered": "1"}
 
 def test_a_silo_that_was_put_back_in_a_running_study_spends_nothing_more(tmp_path: Path) -> None:
     """Killed, copied, killed again later and put back to the copy; the others go on."""
-    made = make_consortium(tmp_path / "c", rounds=2000, epsilon=5.0, lease_rounds=25)
+    made = make_consortium(tmp_path / "c", rounds=2000, epsilon=5.0, lease_rounds=10)
     approve_all(made)
     config = load(made.silos[0])
     with running(made) as system:
         system.wait_for_round(5)
-        end(system.silos[0])
+        kill(system.silos[0])
         earlier, before = StateCopy.of(config), charged(config)
-        second = system.processes.start(Role.SILO, made.silos[0])
+        start_again(system)
         wait_until(lambda: charged(config) > before + 3, "it answers again")
-        end(second)
+        kill(system.silos[0])
         earlier.put_back()
-        third = system.processes.start(Role.SILO, made.silos[0])
-        wait_until(lambda: "ledger_behind" in third.log.read_text(), "it was told")
+        log = start_again(system).log
+        wait_until(lambda: "ledger_behind" in log.read_text(), "it was told")
         told_in = len(progress(made))
-        system.wait_for_round(told_in + 30)  # at least one more lease
+        system.wait_for_more_rounds(15)  # at least one more lease
     assert charged(config) == before
-    assert {line["accepted"] for line in progress(made)[told_in + 1 : told_in + 30]} == {2}
+    assert {line["accepted"] for line in progress(made)[told_in + 1 : told_in + 15]} == {2}
     result = silomix("silo", "ledger", str(made.silos[0]), cwd=made.folder)
     assert result.returncode == 1
     assert "has this silo's signature on a ledger of" in result.stderr
 
 
-def end(process: Process) -> None:
-    os.kill(process.child.pid, signal.SIGKILL)
-    process.child.wait(10)
+def start_again(system: Running) -> Process:
+    """Start the first silo; it is there before the next round."""
+    with system.standing_still():
+        silo, starts = system.silos[0], ready(system.silos[0])
+        again = system.restart(silo)
+        wait_until(lambda: ready(again) > starts, "it joined")
+        return again
+
+
+def ready(silo: Process) -> int:
+    return silo.log.read_text().count(" silo_ready ")
 
 
 def run_silo(made: Consortium) -> "subprocess.Popen[str]":
