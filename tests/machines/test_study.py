@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography import x509
 from silomix_lab.consortium.create import Consortium
 from silomix_lab.consortium.processes import Role
-from support.machines import Weather, authority, found, internet, spread, together
+from support.machines import Weather, authority, found, in_turn, internet, spread
 from support.processes import progress, server_logs, spending, wait_until
 
 ROUNDS = 110
@@ -51,7 +51,7 @@ def test_from_invitations_to_a_model_over_a_network_as_it_is(tmp_path: Path) -> 
             assert system.server_status(limit_s=300.0) == 0, system.all_logs()
         verify = "silo", "audit-log", "verify"
         commands = [(silo, (*verify, f"{silo}/silo.toml")) for silo in silos(made)]
-        verified = together(network, folder, commands)
+        verified = in_turn(network, folder, commands)
     assert [each.split()[0] for each in verified] == ["verified"] * 3
     accepted = [int(line["accepted"]) for line in progress(made)]
     assert len(accepted) == ROUNDS

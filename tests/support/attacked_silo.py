@@ -19,7 +19,7 @@ OFTEN = 12  # below what a silo puts up with, in leases that bring nothing and i
 
 
 class Attacked:
-    """The silo under attack: its leases, and one round that it has answered before."""
+    """The silo under attack: its leases, and two rounds that it has answered before."""
 
     def __init__(self, runner: asyncio.Runner, siege: Siege) -> None:
         self._runner, self.siege, self.made = runner, siege, siege.made
@@ -27,8 +27,8 @@ class Attacked:
         self.expected: list[bytes] = []  # everything that may ever reach the first mix
         self.sealed_again = 0  # of those, second onions of one report
         self.said: list[channel_pb2.SiloFrame] = []  # in the last lease that it refused
-        self._times = 0  # that the round it answered first was asked again
-        self._known = self.answered(self.made, 1)
+        self._times = 0  # that a round it has answered was asked again
+        self._known = [(made, self.answered(made, 1)) for made in (self.made, self.another_study())]
 
     def lease(self, fields: dict[str, str], script: Script, *, announced: bool = True) -> Outcome:
         return self._runner.run(self.siege.lease(fields, script, announced=announced))
@@ -83,14 +83,15 @@ class Attacked:
     def goes_on(self) -> None:
         """The next lease is served.  Its question is an old one: the same report, no charge.
 
-        A silo sends the same bytes only so often; then it is started anew.
+        A silo sends the same bytes only so often; then it is asked the other one, or started anew.
         """
         self._times += 1
-        if self._times % OFTEN == 0:
+        if self._times % (2 * OFTEN) == 0:
             self.kill_and_restart()
             self.answered(self.made, 1)  # by now it has written that it joined
+        made, report = self._known[self._times // OFTEN % 2]
         before = self.siege.on_disk()
-        assert self.answered(self.made, 1) == self._known
+        assert self.answered(made, 1) == report
         assert self.siege.on_disk() == before
 
     def another_study(self, *changes: tuple[bytes, bytes]) -> Consortium:

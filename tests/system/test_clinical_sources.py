@@ -27,7 +27,9 @@ DATA = {
 
 
 def test_a_study_over_csv_omop_and_fhir(tmp_path: Path) -> None:
-    made = make_consortium(tmp_path / "c", records=(30, 30, 30), task=HOSPITAL, minimum_batch=3)
+    made = make_consortium(
+        tmp_path / "c", records=(30, 30, 30), mixes=1, rounds=3, task=HOSPITAL, minimum_batch=3
+    )
     expected = {}
     for seed, path in enumerate(made.silos):
         folder = path.parent
@@ -50,5 +52,5 @@ def test_a_study_over_csv_omop_and_fhir(tmp_path: Path) -> None:
         assert np.array_equal(frozen.labels, expected[config.name].labels)
     with running(made) as system:
         assert system.server_status() == 0, system.all_logs()
-    assert [line["accepted"] for line in progress(made)] == [3] * 5
-    assert [entry.rounds for entry in spending(made)] == [5, 5, 5]
+    assert [line["accepted"] for line in progress(made)] == [3] * 3
+    assert [entry.rounds for entry in spending(made)] == [3, 3, 3]

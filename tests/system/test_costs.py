@@ -29,7 +29,8 @@ from support.hostile import (
     saying,
     whole_round,
 )
-from support.processes import approve_all, progress, running, silomix, spending
+from support.played_disk import played_disk
+from support.processes import silomix
 from support.silos import approved_silo, asked, open_ledger, round_opened, stretch_of
 
 MB = 2**20
@@ -290,24 +291,6 @@ def test_a_server_that_only_talks_is_not_listened_to_for_long(made: Consortium) 
     run(scene())
 
 
-PLAYED_DISK = """
-import os, pathlib, shutil
-def disk_usage(path, _file=pathlib.Path(os.environ["PLAYED_DISK"])):
-    return shutil._ntuple_diskusage(10**12, 0, int(_file.read_text()))
-shutil.disk_usage = disk_usage
-"""
-
-
-def played_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that tells processes from now on how much of the disk is free: too little."""
-    (folder / "sitecustomize.py").write_text(PLAYED_DISK)
-    free = folder / "free"
-    free.write_text("30000000")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setenv("PLAYED_DISK", str(free))
-    return free
-
-
 def test_on_a_disk_that_is_almost_full_nothing_is_answered_and_nothing_charged(
     made: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,25 +312,3 @@ def test_on_a_disk_that_is_almost_full_nothing_is_answered_and_nothing_charged(
             await answers(siege, 1)
 
     run(scene())
-
-
-def test_a_server_on_a_disk_that_is_almost_full_asks_nobody_and_goes_on_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = make_consortium(tmp_path / "c", rounds=3)
-    approve_all(made)
-    with running(made, server=False) as system:
-        free = played_disk(tmp_path, monkeypatch)  # the others have room
-        system.restart_server()
-        assert system.server_status() == 1
-        told = system.server.log.read_text()
-        assert f"only 30 MB are free in {made.server.parent / 'state'}" in told
-        assert "no silo was asked and no budget spent" in told
-        assert "Traceback" not in told
-        assert [entry.rounds for entry in spending(made)] == [0, 0, 0]
-        assert not any("lease_started" in silo.log.read_text() for silo in system.silos)
-        free.write_text("300000000")
-        system.restart_server()
-        assert system.server_status() == 0, system.all_logs()
-    assert [line["round"] for line in progress(made)] == [1, 2, 3]
-    assert [entry.rounds for entry in spending(made)] == [3, 3, 3]

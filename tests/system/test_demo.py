@@ -178,12 +178,12 @@ def test_ctrl_c_ends_everything_and_says_so(tmp_path: Path) -> None:
 def test_a_dead_mix_ends_everything_and_is_named(tmp_path: Path) -> None:
     with _demo(tmp_path) as demo:
         children = _wait_for_round_one(demo, tmp_path)
-        mix = next(child for child in children if "mix-2" in " ".join(child.cmdline()))
+        mix = next(child for child in children if "mix-1" in " ".join(child.cmdline()))
         os.kill(mix.pid, signal.SIGKILL)
         _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 1
-    assert "mix-2 ended by SIGKILL" in errors
-    assert "logs/mix-2.log" in errors
+    assert "mix-1 ended by SIGKILL" in errors
+    assert "logs/mix-1.log" in errors
     wait_until(lambda: not any(_alive(child) for child in children), "all children are gone")
 
 
@@ -196,7 +196,7 @@ def test_a_demo_killed_outright_leaves_no_process(tmp_path: Path) -> None:
 @contextmanager
 def _demo(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """A long demo; killed outright if it still runs, its pipes closed."""
-    arguments = "--plain --silos 2 --minimum-batch 2 --rounds 3000 --epsilon 5"
+    arguments = "--plain --silos 2 --mixes 1 --minimum-batch 2 --rounds 3000 --epsilon 5"
     command = [sys.executable, "-m", "silomix", "demo", *arguments.split()]
     with start(command, folder) as demo:
         try:
@@ -211,7 +211,7 @@ def _wait_for_round_one(demo: "subprocess.Popen[str]", folder: Path) -> list[psu
     wait_until(lambda: progress.exists() or demo.poll() is not None, "the first round")
     assert demo.poll() is None, "\n".join(demo.communicate(timeout=60))
     children = psutil.Process(demo.pid).children(recursive=True)
-    assert len(children) == 7  # server, superlink, coordinator, 2 mixes, 2 silos
+    assert len(children) == 6  # server, superlink, coordinator, mix, 2 silos
     return children
 
 

@@ -49,7 +49,7 @@ def test_a_study_goes_on_while_certificates_are_renewed_and_a_silo_is_revoked(
     tmp_path: Path,
 ) -> None:
     made = make_consortium(
-        tmp_path / "c", rounds=5000, epsilon=5.0, lease_rounds=10, wait_for_silos_s=90.0
+        tmp_path / "c", mixes=1, rounds=5000, epsilon=5.0, lease_rounds=10, wait_for_silos_s=90.0
     )
     with_authority(made, list_hours=40 / 3600)
     approve_all(made)

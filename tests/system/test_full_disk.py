@@ -51,7 +51,9 @@ def test_mixes_without_room_cost_no_rounds_however_often_the_server_is_started(
     tmp_path: Path,
 ) -> None:
     """The first mix has less than its floor, later the last one not a byte."""
-    made = make_consortium(tmp_path / "c", rounds=ROUNDS, deadline_s=1.0, lease_rounds=30)
+    made = make_consortium(
+        tmp_path / "c", records=(40, 50), rounds=ROUNDS, deadline_s=1.0, lease_rounds=30
+    )
     approve_all(made)
     states = [config.parent / "state" for config in made.mixes]
     for config in made.mixes:

@@ -1,4 +1,4 @@
-"""One hospital of six runs modified software; everybody else's processes are the real ones."""
+"""One hospital of eight runs modified software; everybody else's processes are the real ones."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ if "run" in sys.orig_argv and any("silo-1/silo.toml" in each for each in sys.ori
         away = -values(self, question, lambda _: quiet, kept)
         if question.round % 2 == 0:
             return np.sign(away).astype(np.int64) * self._mechanism.largest_value
-        longest = longest_reports(self._mechanism, [self._participant] * 6)[0]
+        longest = longest_reports(self._mechanism, [self._participant] * 8)[0]
         return np.rint(0.99 * longest * away / np.linalg.norm(away)).astype(np.int64)
 
     Reporter.values = pushing
@@ -42,7 +42,7 @@ def test_the_model_stays_good_and_everybody_is_warned_though_nobody_is_named(
     software.mkdir()
     (software / "sitecustomize.py").write_text(MODIFIED, encoding="utf-8")
     ended = silomix(
-        *("demo", "--silos", "6", "--mixes", "1", "--rounds", "20", "--json", "out.json"),
+        *("demo", "--silos", "8", "--mixes", "1", "--rounds", "20", "--json", "out.json"),
         "--plain",
         cwd=tmp_path,
         limit_s=240.0,

@@ -44,7 +44,9 @@ ROUNDS, BETWEEN = 24, 8
 
 def test_a_study_goes_on_after_power_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that empties files, then one that loses names."""
-    made = make_consortium(tmp_path / "c", rounds=ROUNDS, epsilon=5.0, deadline_s=3.0)
+    made = make_consortium(
+        tmp_path / "c", records=(40, 50), rounds=ROUNDS, epsilon=5.0, deadline_s=3.0
+    )
     approve_all(made)
     for name, value in environment(made.folder, tmp_path / "memory").items():
         monkeypatch.setenv(name, value)

@@ -36,7 +36,7 @@ ANSWERED = {"silo": "silo-1", "ending": "done", "answered": "1"}
 
 def test_a_silo_that_was_put_back_in_a_running_study_spends_nothing_more(tmp_path: Path) -> None:
     """Killed, copied, killed again later and put back to the copy; the others go on."""
-    made = make_consortium(tmp_path / "c", rounds=2000, epsilon=5.0, lease_rounds=10)
+    made = make_consortium(tmp_path / "c", mixes=1, rounds=2000, epsilon=5.0, lease_rounds=10)
     approve_all(made)
     config = load(made.silos[0])
     with running(made) as system:

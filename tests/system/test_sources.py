@@ -21,7 +21,7 @@ PLACES = {
 
 def test_a_study_over_mixed_sources_runs_on_what_was_approved(tmp_path: Path) -> None:
     """Files and database are gone when it runs: the snapshots of the approvals are all there is."""
-    made = make_consortium(tmp_path / "c", records=(40,) * 5, rounds=3, task=CLINIC)
+    made = make_consortium(tmp_path / "c", records=(40,) * 5, mixes=1, rounds=3, task=CLINIC)
     with postgres() as server:
         for seed, (kind, config) in enumerate(zip(SOURCES, made.silos, strict=True)):
             Clinic(config.parent, server.url).source(kind, visits(40, seed))

@@ -18,7 +18,9 @@ from silomix_core.task.task import Feature, Scaling, Task
 from silomix_lab.consortium.create import Consortium
 from silomix_server.study.journal import ClosedRound, Journal
 from support.consortia import make_consortium
+from support.played_disk import played_disk
 from support.processes import (
+    Running,
     approve_all,
     progress,
     running,
@@ -34,9 +36,20 @@ class Finished:
     """A study with three silos that was played to its end, and what could be seen of it."""
 
     made: Consortium
+    refused: "Refused"
     second: "subprocess.CompletedProcess[str]"  # of silo-1, beside the first one
     commands: list[bytes]  # of all processes
     said: bytes  # by all processes
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What a server did first, on a disk that was almost full."""
+
+    status: int
+    told: str
+    rounds: list[int]  # that each silo was charged
+    leased: bool
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +61,48 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         text[1] = "77.123457,0.765433,1"  # a record that would be recognised
         (config.parent / "data.csv").write_text("\n".join(text) + "\n")
     approve_with_room(made)
-    with running(made) as system:
+    with running(made, server=False) as system:
+        with pytest.MonkeyPatch.context() as patch:
+            free = played_disk(folder.parent, patch)  # the others have room
+            refused = start_in_vain(system)
+            free.write_text("300000000")
+            system.restart_server()
         system.wait_for_round(1)
         with system.standing_still():
-            pids = [pid for _, pid in system.processes.members()]
-            commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+            commands = command_lines(system)
         assert system.server_status() == 0, system.all_logs()
         second = silomix("silo", "run", str(made.silos[0]), cwd=made.folder)
         said = system.all_logs().encode()
     said += b"".join(path.read_bytes() for path in server_logs(made))
-    return Finished(made, second, commands, said)
+    return Finished(made, refused, second, commands, said)
+
+
+def start_in_vain(system: Running) -> Refused:
+    system.restart_server()
+    status, told = system.server_status(), system.server.log.read_text()
+    charged = [entry.rounds for entry in spending(system.made)]
+    leased = any("lease_started" in silo.log.read_text() for silo in system.silos)
+    return Refused(status, told, charged, leased)
+
+
+def command_lines(system: Running) -> list[bytes]:
+    """Of all processes that run."""
+    files = [Path(f"/proc/{pid}/cmdline") for _, pid in system.processes.members()]
+    return [file.read_bytes() for file in files if file.exists()]
+
+
+def test_a_server_on_a_disk_that_is_almost_full_asks_nobody_and_goes_on_when_there_is_room(
+    finished: Finished,
+) -> None:
+    made, refused = finished.made, finished.refused
+    assert refused.status == 1
+    assert f"only 30 MB are free in {made.server.parent / 'state'}" in refused.told
+    assert "no silo was asked and no budget spent" in refused.told
+    assert "Traceback" not in refused.told
+    assert refused.rounds == [0, 0, 0]
+    assert not refused.leased
+    assert [line["round"] for line in progress(made)] == list(range(1, 13))
+    assert [entry.rounds for entry in spending(made)] == [12, 12, 12]
 
 
 def test_two_silos_do_not_share_a_folder(finished: Finished) -> None:
@@ -121,7 +166,8 @@ class StoredSums:
 def test_the_model_is_the_one_that_the_journalled_sums_give(
     tmp_path: Path, changes: list[tuple[str, str]]
 ) -> None:
-    made = altered(make_consortium(tmp_path / "c", rounds=6), *changes)
+    made = make_consortium(tmp_path / "c", records=(40, 50), mixes=1, rounds=4)
+    made = altered(made, *changes)
     run_to_the_end(made)
     check_model_and_spending(made)
 
@@ -155,7 +201,7 @@ def test_control_variates_stay_at_the_silos_and_their_changes_add_up_to_the_last
     features = tuple(Feature(f"x{place}", -1.0, 1.0, 0.0) for place in range(199))
     task = Task(LossName.LOGISTIC, "outcome", features, Scaling.UNIT_BALL, bias=0.3)
     made = altered(
-        make_consortium(tmp_path / "c", rounds=12, task=task),
+        make_consortium(tmp_path / "c", mixes=1, rounds=12, task=task),
         ('name = "noisy-mb-sgd"', 'name = "dp-scaffold"\nlocal_steps = 3\nparticipants = 2'),
     )
     run_to_the_end(made)
@@ -199,7 +245,8 @@ def rounds_of_the_model(made: Consortium) -> list[ClosedRound]:
         algorithm(made.study.algorithm),
         made.study.algorithm_plan(mechanism),
         mechanism,
-        [StoredSums([closed.total for closed in rounds], made.study.setting.participants)] * 3,
+        [StoredSums([closed.total for closed in rounds], made.study.setting.participants)]
+        * len(made.silos),
         np.random.default_rng(1),
         bytes,
     )

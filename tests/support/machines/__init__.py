@@ -4,7 +4,7 @@
 `authority` and `found` make a consortium on it, `spread(made, network)` runs one.
 """
 
-from support.machines.founding import authority, found, together
+from support.machines.founding import authority, found, in_turn
 from support.machines.links import Weather
 from support.machines.namespaces import Namespace
 from support.machines.network import Hospital, Host, Network, internet, why_not
@@ -19,8 +19,8 @@ __all__ = [
     "addresses",
     "authority",
     "found",
+    "in_turn",
     "internet",
     "spread",
-    "together",
     "why_not",
 ]

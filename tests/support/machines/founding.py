@@ -1,5 +1,6 @@
 """A consortium founded as people do it: every command on the machine of the one who types it.
 
+Of commands that need no network only the first of a kind; the others need no process either.
 What passes from hand to hand (invitations, the roster, the study) is copied between the folders;
 everything else goes over the network.
 """
@@ -16,6 +17,7 @@ from silomix_core.study.study import Study
 from silomix_lab.consortium.create import Consortium
 from silomix_lab.consortium.processes import Role
 
+from support.commands import typed
 from support.consortia import SMALL_TASK, write_data
 from support.machines.network import Network
 from support.machines.spread import ProcessesOnMachines
@@ -92,14 +94,11 @@ def found(
         write_data(folder / silo / "data.csv", SMALL_TASK, people[place], seed=place)
         (folder / silo / "policy.toml").write_text(_POLICY)
     approve = "--hash", study.identity.hex()
-    together(
-        network,
-        folder,
-        [
-            (silo, ("silo", "approve", f"{silo}/silo.toml", f"{silo}/study.toml", *approve))
-            for silo in silos
-        ],
-    )
+    approvals = [
+        (silo, ("silo", "approve", f"{silo}/silo.toml", f"{silo}/study.toml", *approve))
+        for silo in silos
+    ]
+    in_turn(network, folder, approvals)
     return Consortium(
         folder=folder,
         study=study,
@@ -112,6 +111,19 @@ def found(
 def command(network: Network, machine: str, *arguments: str, cwd: Path) -> str:
     """What `silomix ARGUMENTS` prints on a machine; it must succeed."""
     (said,) = together(network, cwd, [(machine, arguments)])
+    return said
+
+
+def in_turn(
+    network: Network, cwd: Path, commands: Sequence[tuple[str, Sequence[str]]]
+) -> list[str]:
+    """Commands of one kind that need no network; what each of them printed."""
+    first, *others = commands
+    said = together(network, cwd, [first])
+    for _, arguments in others:
+        done = typed(*arguments, cwd=cwd)
+        assert done.returncode == 0, f"{arguments}: {done.stderr}"
+        said.append(done.stdout)
     return said
 
 
@@ -151,7 +163,7 @@ def _invite(network: Network, folder: Path, mixes: list[str], silos: list[str]) 
         ),
         *((*invite, silo, "--kind", "silo") for silo in silos),
     ]
-    together(network, folder, [("authority", arguments) for arguments in invited])
+    in_turn(network, folder, [("authority", arguments) for arguments in invited])
 
 
 def _join(name: str) -> tuple[str, ...]:
