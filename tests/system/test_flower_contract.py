@@ -227,7 +227,7 @@ def test_a_thousand_connections_of_a_stranger_stop_no_silo(shared: Shared, tmp_p
             join_fleet(address, authority, shared.key(1), tmp_path / "2")
         )
         assert newcomer.receive() is None
-        assert time.monotonic() - began < 20.0
+        assert time.monotonic() - began < _UNEARNED_S  # the strangers are still there
         assert log.stat().st_size - before < 10_000
 
 
@@ -315,7 +315,7 @@ def test_one_address_gets_so_many_connections_and_others_go_on_with_their_leases
         wait_until(lambda: runs.status(run_id).finished, "the run is finished")
         assert runs.status(run_id).completed, system.all_logs()
         drip.join(3 * _UNEARNED_S)
-    assert _UNEARNED_S - 1 < drip.lasted_s < _UNEARNED_S + 10
+    assert _UNEARNED_S - 1 < drip.lasted_s < 2 * _UNEARNED_S
     assert [entry.rounds for entry in spending(made)] == [3, 3]
     log = _serverapp_log(made)
     assert log.count("lease_offered") == 3  # Flower dispatches every round
