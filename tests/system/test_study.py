@@ -133,14 +133,14 @@ def test_no_log_or_command_line_shows_a_record_or_a_secret(finished: Finished) -
 
 
 KINDS_OF_STUDY = {
-    "one pass, weighted, own epsilon, Poisson batches": [
+    "one pass, weighted, Poisson batches": [
         ('name = "noisy-mb-sgd"', 'name = "one-pass-mb-sgd"'),
         ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'),
         ('name = "silo-1"\nrecords = 40', 'name = "silo-1"\nrecords = 40\nweight = 3'),
-        ("records = 50", "records = 50\nepsilon = 1\ndelta = 1e-5"),
     ],
-    "localized, ridge": [
+    "localized, ridge, own epsilon": [
         ('name = "noisy-mb-sgd"', 'name = "localized-accelerated"\nridge = 0.01'),
+        ("records = 50", "records = 50\nepsilon = 1\ndelta = 1e-5"),
     ],
 }
 
