@@ -4,6 +4,9 @@ Every fault is a small script that changes the build and then runs its command l
 silo has no switch that could do it.  A correct silo is called violated with probability at most
 0.1 %; a fault here is overlooked with probability below 2·10⁻⁵ (`audit_bounds.gaussian_detection`
 at ε = 20, δ = 0.01: twice the claimed μ in 80 trials, three times in 30).
+
+Whole commands are audited once as they are and once with a fault; the other audits run in this
+process (`approved_at_once`), with processes for the silos alone.
 """
 
 import json
@@ -12,11 +15,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from click.testing import Result
 from silomix.main import app
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_lab.audit.run_audit import run_audit
@@ -104,6 +109,7 @@ from silomix_core.reports import reporter
 reporter.Reporter.takes_part = lambda self, round_number: True
 """,
 }
+WITH_PROCESSES = "no root of R"  # it changes what an approval reserves, too
 CAUGHT = {  # rounds of a study and trials that suffice, and the checks that must fail
     "half the noise": (4, 20, {"noise"}),
     "sensitivity C/n": (4, 80, {"mu-gaussian"}),
@@ -122,6 +128,22 @@ def audit(folder: Path, *more: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         arguments(*more), cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+@pytest.fixture
+def audit_here(
+    approved_at_once: None, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
+    """The command in this process; it leaves nothing in its scratch folder either."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *more: CliRunner().invoke(app, ["audit", *map(str, more)])
+
+
+def faulty_silo(folder: Path, fault: str) -> str:
+    """The command of a silo whose build has this fault."""
+    build = folder / "faulty build.py"
+    build.write_text(f"{fault}\nfrom silomix.main import run\nrun()\n")
+    return f"{sys.executable} '{build}' silo"
 
 
 def test_the_shipped_silo_is_consistent(tmp_path: Path, scratch: Path) -> None:
@@ -176,14 +198,13 @@ def test_the_shipped_silo_is_consistent(tmp_path: Path, scratch: Path) -> None:
     ],
 )
 def test_one_of_each_family_is_consistent_and_measures_what_is_claimed(
-    algorithm: str, more: tuple[object, ...], tmp_path: Path, scratch: Path
+    algorithm: str, more: tuple[object, ...], tmp_path: Path, audit_here: Callable[..., Result]
 ) -> None:
-    result = audit(
-        tmp_path,
+    result = audit_here(
         *("--algorithm", algorithm, *more, "--trials", 20, "--epsilon", 20, "--delta", 0.01),
         *("--json", "audit.json"),
     )
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.exit_code == 0, result.output
     figures = json.loads((tmp_path / "audit.json").read_text())
     assert figures["verdict"] == "consistent"
     assert figures["algorithm"] == algorithm
@@ -194,18 +215,17 @@ def test_one_of_each_family_is_consistent_and_measures_what_is_claimed(
 
 
 def test_smoothed_and_drawn_are_consistent_and_measure_what_is_claimed(
-    tmp_path: Path, scratch: Path
+    tmp_path: Path, audit_here: Callable[..., Result]
 ) -> None:
     """Phases, random points and drawn batches at once, on real processes.
 
-    That the canary is in no phase of all four studies on D, or on D′, has probability 3·10⁻⁵.
+    That the canary is in no phase of all ten studies on D, or on D′, has probability below 10⁻⁹.
     """
     drawn = ("--sampling", "without-replacement", "--ratio", 0.5)
-    result = audit(
-        tmp_path,
+    result = audit_here(
         *("--algorithm", "convolution-smoothing", *drawn, "--trials", 40, "--json", "audit.json"),
     )
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.exit_code == 0, result.output
     assert "4 phases of which a record is in one, in which a record is drawn with" in result.stdout
     figures = json.loads((tmp_path / "audit.json").read_text())
     assert figures["checks"]["one-phase"]["passed"]
@@ -232,48 +252,52 @@ def test_smoothed_and_drawn_are_consistent_and_measure_what_is_claimed(
     ],
 )
 def test_a_fault_of_one_family_is_violated(
-    fault: str, options: tuple[object, ...], caught: set[str], tmp_path: Path, scratch: Path
+    fault: str,
+    options: tuple[object, ...],
+    caught: set[str],
+    tmp_path: Path,
+    audit_here: Callable[..., Result],
 ) -> None:
-    build = tmp_path / "faulty build.py"
-    build.write_text(f"{FAMILY_FAULTS[fault]}\nfrom silomix.main import run\nrun()\n")
-    result = audit(
-        tmp_path,
-        *(*options, "--epsilon", 20, "--delta", 0.01),
-        *("--json", "audit.json", "--silo-command", f"{sys.executable} '{build}' silo"),
+    result = audit_here(
+        *(*options, "--epsilon", 20, "--delta", 0.01, "--json", "audit.json"),
+        *("--silo-command", faulty_silo(tmp_path, FAMILY_FAULTS[fault])),
     )
-    assert result.returncode == 3, result.stdout + result.stderr
+    assert result.exit_code == 3, result.output
     figures = json.loads((tmp_path / "audit.json").read_text())
     assert caught <= {name for name, check in figures["checks"].items() if not check["passed"]}
 
 
-@pytest.mark.parametrize("fault", list(FAULTS))
-def test_a_build_with_a_fault_is_violated(fault: str, tmp_path: Path, scratch: Path) -> None:
-    build = tmp_path / "faulty build.py"
-    build.write_text(f"{FAULTS[fault]}\nfrom silomix.main import run\nrun()\n")
-    rounds, trials, caught = CAUGHT[fault]
-    result = audit(
-        tmp_path,
-        *(
-            "--rounds",
-            rounds,
-            "--trials",
-            trials,
-            "--epsilon",
-            20,
-            "--delta",
-            0.01,
-            "--json",
-            "audit.json",
-        ),
-        *("--silo-command", f"{sys.executable} '{build}' silo"),
-    )
-    assert result.returncode == 3, result.stdout + result.stderr
-    assert "verdict      violated" in result.stdout
-    figures = json.loads((tmp_path / "audit.json").read_text())
+@pytest.mark.parametrize("fault", [each for each in FAULTS if each != WITH_PROCESSES])
+def test_a_build_with_a_fault_is_violated(
+    fault: str, tmp_path: Path, audit_here: Callable[..., Result]
+) -> None:
+    result = audit_here(*faulty(fault, tmp_path))
+    _check_violated(fault, result.exit_code, result.stdout, tmp_path)
+
+
+def test_a_build_that_approves_its_own_fault_is_violated(tmp_path: Path, scratch: Path) -> None:
+    result = audit(tmp_path, *faulty(WITH_PROCESSES, tmp_path))
+    _check_violated(WITH_PROCESSES, result.returncode, result.stdout, tmp_path)
+
+
+def faulty(fault: str, folder: Path) -> list[object]:
+    """The arguments of an audit that finds the fault."""
+    rounds, trials, _ = CAUGHT[fault]
+    return [
+        *("--rounds", rounds, "--trials", trials, "--epsilon", 20, "--delta", 0.01),
+        *("--json", "audit.json", "--silo-command", faulty_silo(folder, FAULTS[fault])),
+    ]
+
+
+def _check_violated(fault: str, status: int, said: str, folder: Path) -> None:
+    assert status == 3, said
+    assert "verdict      violated" in said
+    figures = json.loads((folder / "audit.json").read_text())
     assert figures["verdict"] == "violated"
     for name, check in figures["checks"].items():
-        assert (f"violation    {name}: {check['says']}" in result.stdout) != check["passed"]
-    assert caught <= {name for name, check in figures["checks"].items() if not check["passed"]}
+        assert (f"violation    {name}: {check['says']}" in said) != check["passed"]
+    failed = {name for name, check in figures["checks"].items() if not check["passed"]}
+    assert CAUGHT[fault][2] <= failed
 
 
 def _wait_for_a_silo(audit: "subprocess.Popen[Any]", scratch: Path) -> None:
@@ -287,7 +311,7 @@ def _wait_for_a_silo(audit: "subprocess.Popen[Any]", scratch: Path) -> None:
 def test_an_interrupted_audit_leaves_nothing(
     number: signal.Signals, tmp_path: Path, scratch: Path
 ) -> None:
-    audit = start(arguments("--trials", 40), tmp_path)
+    audit = start(arguments("--trials", 20), tmp_path)
     try:
         _wait_for_a_silo(audit, scratch)
         children = psutil.Process(audit.pid).children(recursive=True)
@@ -347,27 +371,29 @@ def test_a_command_that_is_no_silo_is_one_line(tmp_path: Path, scratch: Path) ->
     )
 
 
-def test_a_silo_that_stops_answering_is_no_verdict(tmp_path: Path, scratch: Path) -> None:
-    build = tmp_path / "build.py"
-    build.write_text(
+def test_a_silo_that_stops_answering_is_no_verdict(
+    tmp_path: Path, audit_here: Callable[..., Result]
+) -> None:
+    refusing = (
         "from silomix_client import errors\n"
         "from silomix_client.rounds import answer\n"
         "def refuse(*_): raise errors.RefusedQuery('out of order')\n"
-        "answer.StudyDesk.answer = refuse\n"
-        "from silomix.main import run\nrun()\n"
+        "answer.StudyDesk.answer = refuse"
     )
-    result = audit(tmp_path, "--trials", 20, "--silo-command", f"{sys.executable} {build} silo run")
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("silomix: the silo answered 0 of 4 rounds")
-    assert "verdict" not in result.stdout
+    silo = faulty_silo(tmp_path, refusing)
+    result = audit_here("--trials", 20, "--silo-command", f"{silo} run")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, Failure)
+    (line,) = str(result.exception).splitlines()
+    assert line.startswith("the silo answered 0 of 4 rounds")
+    assert "verdict" not in result.output
 
 
 def test_a_killed_audit_takes_its_silos_along(tmp_path: Path) -> None:
     folder = tmp_path / "scratch"
     folder.mkdir()
     audit = subprocess.Popen(
-        arguments("--trials", 40), cwd=tmp_path, env=os.environ | {"TMPDIR": str(folder)}
+        arguments("--trials", 20), cwd=tmp_path, env=os.environ | {"TMPDIR": str(folder)}
     )
     try:
         _wait_for_a_silo(audit, folder)
