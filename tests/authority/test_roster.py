@@ -11,7 +11,7 @@ from silomix_core.toml_table import InvalidField
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.enrolment.roster import Roster, completed
 from support.consortia import make_consortium
-from support.processes import silomix
+from support.operator_commands import silomix
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,32 @@
-"""Commands as operators type them, each in a process of its own."""
+"""Commands as operators type them, run in this process: what they print and their exit status."""
 
-import os
 import subprocess
 import sys
+from contextlib import chdir
+from pathlib import Path
+from unittest.mock import patch
 
+from silomix import main
 from silomix_lab.consortium.create import Consortium
+from typer.testing import CliRunner
 
 
-def silomix(*arguments: object, typed: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "silomix", *map(str, arguments)],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-        check=False,
-    )
+def silomix(
+    *arguments: object, typed: str = "", cwd: Path = Path()
+) -> subprocess.CompletedProcess[str]:
+    command, status = ["silomix", *map(str, arguments)], 0
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
+    with (
+        chdir(cwd),
+        patch.object(sys, "argv", command),
+        runner.isolation(input=typed) as (stdout, stderr, _),
+    ):
+        try:
+            main.run()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        said = [each.getvalue().decode() for each in (stdout, stderr)]
+    return subprocess.CompletedProcess(command, status, *said)
 
 
 def approve(made: Consortium, *options: str, typed: str = "") -> subprocess.CompletedProcess[str]:

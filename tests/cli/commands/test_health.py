@@ -11,7 +11,7 @@ from silomix_lab.consortium.create import Consortium
 from silomix_protocol.connections.tls import Identity
 from silomix_server.config import ServerConfig, load
 from support.authorities import authority_process
-from support.processes import silomix
+from support.operator_commands import silomix
 
 
 @contextmanager

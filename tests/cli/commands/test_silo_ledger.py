@@ -1,4 +1,4 @@
-"""`silomix silo ledger` and `revoke` as an operator types them, each in a process of its own."""
+"""`silomix silo ledger` and `revoke` as an operator types them."""
 
 import json
 import subprocess

@@ -11,7 +11,7 @@ from silomix_client.audit_log.verify_log import lines
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.keys import SigningKey, fingerprint, write_secret
 from support.backups import PASSPHRASE
-from support.processes import silomix
+from support.operator_commands import silomix
 from support.silos import approved_silo
 
 

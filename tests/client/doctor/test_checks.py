@@ -39,8 +39,9 @@ from silomix_protocol.rounds.heights import Height
 from support.authorities import authority_process
 from support.consortia import make_consortium
 from support.heights import some_height
+from support.operator_commands import silomix
 from support.parties import beside, greeters
-from support.processes import approve_all, silomix
+from support.processes import approve_all
 from support.proxies import proxy
 from support.silos import copied, written
 

@@ -21,7 +21,7 @@ from silomix_lab.consortium.machines import addresses_of
 from silomix_protocol.host.failure import Failure
 from silomix_server.config import load as load_server
 from silomix_shuffler.config import load as load_mix
-from support.processes import silomix
+from support.operator_commands import silomix
 
 HOSTS = ("server=server.example.org", "mix-1=192.0.2.7", "mix-2=2001:db8::5")
 
