@@ -15,6 +15,9 @@ EVERYBODY = 0b111
 UNSIGNED = 99  # the tag of a list that not every honest mix signed
 
 
+_HONEST: dict[str, tuple[int, ...]] = {"first": (1,), "last": (0,), "none": (0, 1), "both": ()}
+
+
 class Evil(Enum):
     """Which mix is the adversary's."""
 
@@ -26,7 +29,7 @@ class Evil(Enum):
     @property
     def honest(self) -> tuple[int, ...]:
         """Places of the honest mixes in the chain."""
-        return {Evil.FIRST: (1,), Evil.LAST: (0,), Evil.NONE: (0, 1), Evil.BOTH: ()}[self]
+        return _HONEST[self.value]
 
     @property
     def signs_anything(self) -> tuple[int, ...]:

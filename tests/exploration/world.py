@@ -143,8 +143,9 @@ class SmallWorld:
         self._memberships_in: dict[int, tuple[Any, ...]] = {}
         self._renamed: dict[tuple[int, Places], int] = {}
         self._judged: dict[Any, str | None] = {}
-        self._mix_events: dict[Any, tuple[Event, ...]] = {}
-        self._silo_events: dict[Any, tuple[Event, ...]] = {}
+        self._from_mix: dict[Any, list[tuple[Event, int, int]]] = {}
+        self._from_silo: dict[Any, list[tuple[Event, int]]] = {}
+        self._said_to_mixes, self._handovers = Interned(), dict[int, int]()
 
     def taken(self) -> set[tuple[str, Any]]:
         """The kinds of steps that were taken, those that led nowhere too."""
@@ -175,27 +176,26 @@ class SmallWorld:
         for place in PLACES:
             if rows[place] == _COLLUDING or self._has_twin_before(here, place):
                 continue
-            for event in self._events_of_silo(rows[place], known, place):
-                after = self._silo_step(rows[place], event)
-                if after != rows[place]:
-                    changed = (*rows[:place], after, *rows[place + 1 :])
-                    there = self._sorted(changed, states, known)
-                    yield ("silo", event[0], place, event), there
+            for event, after in self._steps_of_silo(rows[place], known, place):
+                changed = (*rows[:place], after, *rows[place + 1 :])
+                there = self._sorted(changed, states, known)
+                yield ("silo", event[0], place, event), there
         for at, state in enumerate(states):
-            for event in self._events_of_mix(at, state, known, rows):
-                after, known_after = self._mix_step(at, state, event, known)
-                if after != state or known_after != known:
-                    changed = (*states[:at], after, *states[at + 1 :])
-                    there = self._sorted(rows, changed, known_after)
-                    yield ("mix", event[0], self._where[at][0], event), there
+            for event, after, known_after in self._steps_of_mix(at, state, known, rows):
+                changed = (*states[:at], after, *states[at + 1 :])
+                there = self._sorted(rows, changed, known_after)
+                yield ("mix", event[0], self._where[at][0], event), there
 
     # What may be said to a silo -------------------------------------------------------------------
 
-    def _events_of_silo(self, row: int, known: int, place: int) -> tuple[Event, ...]:
+    def _steps_of_silo(self, row: int, known: int, place: int) -> list[tuple[Event, int]]:
+        """All steps that lead somewhere."""
         key = row, known, place
-        if key not in self._silo_events:
-            self._silo_events[key] = tuple(self._silo_vocabulary(row, known, place))
-        return self._silo_events[key]
+        if key not in self._from_silo:
+            events = self._silo_vocabulary(row, known, place)
+            steps = [(event, self._silo_step(row, event)) for event in events]
+            self._from_silo[key] = [each for each in steps if each[1] != row]
+        return self._from_silo[key]
 
     def _silo_vocabulary(self, row: int, known_number: int, place: int) -> Iterator[Event]:
         silo, known = self._silos.values[row], self._knowns.values[known_number]
@@ -266,13 +266,25 @@ class SmallWorld:
 
     # What may be said to a mix --------------------------------------------------------------------
 
-    def _events_of_mix(
+    def _steps_of_mix(
         self, at: int, state: int, known: int, rows: Sequence[int]
-    ) -> tuple[Event, ...]:
-        key = at, state, known, *rows
-        if key not in self._mix_events:
-            self._mix_events[key] = tuple(self._mix_vocabulary(at, state, known, rows))
-        return self._mix_events[key]
+    ) -> list[tuple[Event, int, int]]:
+        """All steps that lead somewhere; of silos only what they sent and confirmed matters."""
+        key = at, state, known, *(self._handed_over(row) for row in rows)
+        if key not in self._from_mix:
+            events = self._mix_vocabulary(at, state, known, rows)
+            steps = [(event, *self._mix_step(at, state, event, known)) for event in events]
+            self._from_mix[key] = [each for each in steps if each[1:] != (state, known)]
+        return self._from_mix[key]
+
+    def _handed_over(self, row: int) -> int:
+        """The same number for silos that sent and confirmed the same."""
+        if row == _COLLUDING:
+            return _COLLUDING
+        if row not in self._handovers:
+            silo: Silo = self._silos.values[row]
+            self._handovers[row] = self._said_to_mixes.number((silo.sent, silo.confirmed))
+        return self._handovers[row]
 
     def _mix_vocabulary(
         self, at: int, state: int, known_number: int, rows: Sequence[int]
