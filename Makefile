@@ -11,17 +11,24 @@ LOCKED := $(PIP) --require-hashes --only-binary :all: -r locks/build.txt
 OWN := $(PIP) --no-index --no-deps --no-build-isolation -e .
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --only-binary :all: \
 	--no-annotate --no-emit-index-url --custom-compile-command 'make lock' $(UPGRADE)
+# Where tests write: in memory if there is room, as they make a hundred thousand small files and sync each.
+SCRATCH := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 4000000 2>/dev/null && \
+	echo TMPDIR=/dev/shm)
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 
-.PHONY: demo test test-short explore check format proto lock bundle clean
+.PHONY: demo test test-quick test-short explore check format proto lock bundle clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run  ## the whole system on this machine, with defaults
 	$(BIN)/silomix demo
 
 test: $(VENV)/.dev  ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(SCRATCH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-quick: $(VENV)/.dev  ## while you work: core, protocol and the parties, without tests of a second or more
+	$(SCRATCH) $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' \
+		tests/core tests/protocol tests/authority tests/server tests/client tests/shuffler
 
 test-short: $(VENV)/.dev  ## what may differ with a Python or a Flower: contracts, vectors, a demo; five minutes
 	$(BIN)/python -m pytest -n 2 --dist load tests/system/test_flower_contract.py tests/system/test_start.py \

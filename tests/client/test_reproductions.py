@@ -236,6 +236,7 @@ def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
         read_records(path, SMALL_TASK)
 
 
+@pytest.mark.slow
 def test_twenty_thousand_columns_are_read(tmp_path: Path) -> None:
     task = Task(
         LossName.LOGISTIC,

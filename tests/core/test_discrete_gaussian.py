@@ -348,6 +348,7 @@ def low_bits(samples: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.append(samples % 256, 255)  # the last residue is always there, so all are counted
 
 
+@pytest.mark.slow
 def test_noise_cannot_be_told_from_opendp(
     our_samples: NDArray[np.int64], opendp_samples: NDArray[np.int64]
 ) -> None:

@@ -67,6 +67,7 @@ def reference() -> Mechanism:
     return full_batch(TARGET, clip=1.0, rounds=100, dimension=50, records=1734)
 
 
+@pytest.mark.slow
 def test_without_a_mutation_every_check_passes() -> None:
     check_noise(discrete_gaussian)
     check_meets_target(reference(), TARGET, 1734)
@@ -315,6 +316,7 @@ def as_a_full_batch_of_the_mean(events: Sequence[tuple[PrivacyEvent, int]], delt
     return gaussian_epsilon(delta, sqrt(total))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutant",
     [softer(0.5), softer(0.97), add_or_remove, of_a_smaller_ratio, as_a_full_batch_of_the_mean],

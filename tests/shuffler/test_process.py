@@ -35,6 +35,8 @@ from support.mixes import (
 )
 from support.processes import silomix
 
+pytestmark = pytest.mark.slow
+
 ACCEPTED = mix_pb2.Receipt.ACCEPTED
 
 

@@ -159,6 +159,7 @@ for number in range(500):
 """
 
 
+@pytest.mark.slow
 def test_processes_and_threads_that_write_at_the_same_time_make_one_chain(
     tmp_path: Path, log: AuditLog
 ) -> None:

@@ -246,6 +246,7 @@ def test_a_restore_that_fails_leaves_nothing_behind(consortium: Consortium, tmp_
         restore(packed, new, Since(), NOW)
 
 
+@pytest.mark.slow
 def test_only_the_passphrase_opens_a_backup_and_a_changed_one_does_not_open() -> None:
     sealed = encrypted_file.seal_with_passphrase(b"content", PASSPHRASE)
     assert not encrypted_file.needs_key(sealed)

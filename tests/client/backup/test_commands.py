@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from silomix_client.audit_log.verify_log import lines
 from silomix_lab.consortium.create import Consortium
 from silomix_protocol.keys import SigningKey, fingerprint, write_secret
@@ -15,6 +16,7 @@ from support.operator_commands import silomix
 from support.silos import approved_silo
 
 
+@pytest.mark.slow
 def test_backup_and_restore_as_an_operator_types_them(
     consortium: Consortium, tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def answered(arguments: list[str], answer: str, cwd: Path) -> "subprocess.Comple
         os.close(theirs)
 
 
+@pytest.mark.slow
 def test_an_older_backup_under_a_newer_name_is_seen_before_anything_is_written(
     consortium: Consortium, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_what_is_free_is_the_least_of_what_the_system_says(
     assert memory.free_bytes() > 40 * MB
 
 
+@pytest.mark.slow
 def test_sixty_million_rows_in_less_than_a_megabyte_are_a_sentence(consortium: Consortium) -> None:
     """The command as an operator types it, with a limit of 4 GB."""
     silo = consortium.silos[0]

@@ -25,6 +25,7 @@ EVERY_KIND = pytest.mark.parametrize("kind", list(SOURCES))
 DATABASES = pytest.mark.parametrize("kind", ["sqlite", "duckdb", "postgresql"])
 
 
+@pytest.mark.slow
 def test_the_same_people_give_the_same_records_to_the_last_bit(clinic: Clinic) -> None:
     rows = visits(80, seed=5)
     readings = [read(clinic.source(kind, rows), CLINIC) for kind in SOURCES]

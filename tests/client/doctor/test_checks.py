@@ -569,6 +569,7 @@ def test_a_height_that_fits_is_fine_and_one_that_nobody_signed_a_warning(
     assert "never signed" in found["ledger"].seen
 
 
+@pytest.mark.slow
 def test_evidence_that_was_kept_is_found_though_nobody_shows_it_any_more(
     made: Consortium, config: SiloConfig
 ) -> None:

@@ -290,6 +290,7 @@ def test_closing_a_study_forgets_its_control_variate(
     assert verify(ledger).entries == 3
 
 
+@pytest.mark.slow
 def test_killed_before_any_line_of_the_next_answer_the_control_variate_stays_consistent(
     made: Consortium, config: SiloConfig, gradients: list[np.ndarray]
 ) -> None:

@@ -181,6 +181,7 @@ def test_the_smallest_silo_can_answer_every_round_of_a_study(
     assert epsilon <= 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 7, 100, 997])
 def test_rounding_errors_of_many_rounds_neither_stop_a_study_early_nor_let_it_go_on(
     tmp_path: Path, rounds: int

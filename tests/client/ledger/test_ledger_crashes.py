@@ -26,6 +26,8 @@ from support.silos import (
     study_file,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def crashed(

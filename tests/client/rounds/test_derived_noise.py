@@ -82,6 +82,7 @@ def two_rounds(made: Consortium, config: SiloConfig) -> list[bytes]:
     return payloads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", KINDS_OF_STUDY.values(), ids=KINDS_OF_STUDY)
 def test_a_silo_whose_state_was_put_back_answers_the_same_question_with_the_same_bytes(
     consortium: Consortium, changes: list[tuple[str, str]]
@@ -299,6 +300,7 @@ def fits_chi2(values: NDArray[np.float64], freedom: int) -> bool:
     return bool(low < (values**2).sum() < high)
 
 
+@pytest.mark.slow
 def test_the_noise_of_other_questions_in_one_round_has_the_charged_scale(
     reports: NDArray[np.float64],
 ) -> None:

@@ -70,6 +70,7 @@ def uncorrelated(first: NDArray[np.float64], second: NDArray[np.float64]) -> boo
     return bool(2 * stats.t.sf(abs(t), len(x) - 1) > FALSE_ALARM)
 
 
+@pytest.mark.slow
 def test_the_noise_has_exactly_the_standard_deviation_that_is_charged(
     noise: NDArray[np.int64],
 ) -> None:

@@ -194,6 +194,7 @@ def test_half_batches_by_coins_need_the_noise_of_full_ones(rounds: int) -> None:
     assert 0.98 <= whole / (0.5 * drawn) <= 1.04
 
 
+@pytest.mark.slow
 def test_small_batches_in_few_rounds_need_more_noise() -> None:
     drawn, whole = (
         largest_mu(SMALL, scheme, ratio, 5, 10)

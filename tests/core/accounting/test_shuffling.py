@@ -136,6 +136,7 @@ def test_a_larger_batch_is_within_the_bound_for_the_smallest(leak: Fraction) -> 
             assert float(divergence(second, first, ratio)) <= bound
 
 
+@pytest.mark.slow
 @given(EPSILONS, REPORTS, DELTAS)
 @settings(max_examples=60)
 def test_clones_never_exceed_epsilon_0_nor_theorem_5_1(
@@ -147,6 +148,7 @@ def test_clones_never_exceed_epsilon_0_nor_theorem_5_1(
     assert epsilon <= shuffled(LocalRandomizer(epsilon_0), delta, reports=reports).epsilon + 1e-9
 
 
+@pytest.mark.slow
 @given(EPSILONS, REPORTS, REPORTS, DELTAS)
 @settings(max_examples=40)
 def test_more_reports_hide_better(epsilon_0: float, one: int, two: int, delta: float) -> None:
@@ -167,6 +169,7 @@ def test_delta_falls_as_epsilon_grows(
     assert clones_delta(epsilon_0, epsilon_0=epsilon_0, reports=reports) == 0
 
 
+@pytest.mark.slow
 @given(EPSILONS, REPORTS, DELTAS, st.floats(-6, 0))
 @settings(max_examples=40)
 def test_a_delta_0_costs_and_leaves_a_valid_bound(

@@ -149,6 +149,7 @@ def test_several_local_steps_go_where_each_silo_goes_on_its_own() -> None:
     assert np.allclose(models[0], np.mean(ends, axis=0), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "ridge"), [(SILOS, 0.0), (SILOS, 0.05), (3, 0.05)])
 @pytest.mark.parametrize("name", CONTROLLED)
 def test_control_variates_find_the_minimizer_that_federated_averaging_misses(

@@ -114,6 +114,7 @@ def shuffled_figure(local: PrivacyTarget, silos: int, records: int, rounds: int)
     return central_figures(made, everybody, minimum_batch=silos)[1]
 
 
+@pytest.mark.slow
 def test_a_central_target_is_kept_and_nearly_used_up() -> None:
     """1000 silos of 1000 records, 20 rounds: less noise than without mixes, a larger local ε."""
     central = PrivacyTarget(0.1, 1e-6)
@@ -129,6 +130,7 @@ def test_a_central_target_is_kept_and_nearly_used_up() -> None:
     assert larger.epsilon is None or larger.epsilon > central.epsilon
 
 
+@pytest.mark.slow
 def test_too_few_silos_are_told_how_many_it_takes() -> None:
     with pytest.raises(ShufflingGainsNothing, match=r"from about (\d+) reports") as raised:
         local_target(

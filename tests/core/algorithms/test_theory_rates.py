@@ -55,6 +55,7 @@ def test_localized_acceleration_asks_for_the_fourth_root_of_the_rounds_of_the_ot
         )
 
 
+@pytest.mark.slow
 def test_four_times_the_records_of_a_noisy_study_quarter_its_worst_excess_risk() -> None:
     """The theorem's slope in n, −1, within ±0.5: far from no gain at all."""
 

@@ -119,6 +119,7 @@ def test_randomized_response_gives_exactly_its_epsilon() -> None:
 # If the noise is Gaussian ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_gaussian_limit_is_wrong_as_often_as_stated() -> None:
     """4000 draws at α = 5 %, fixed seed: 200 ± 4.4 standard deviations (false alarm 10⁻⁵)."""
     rng = np.random.default_rng(3)
@@ -165,6 +166,7 @@ def mixture(rng: np.random.Generator, count: int, chance: float, move: float) ->
     return move * (rng.random(count) < chance) + rng.normal(0, 1, count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chance", "far"), [(0.5, 1.5), (0.1, 4.0)])
 def test_the_limit_of_the_move_is_wrong_no_more_often_than_stated(
     chance: float, far: float
@@ -196,6 +198,7 @@ def test_a_difference_of_means_is_seen_and_its_absence_as_often_as_stated() -> N
 # Power -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_power_is_that_of_simulated_audits() -> None:
     """2000 audits of 200 trials; the estimates differ by at most 5 standard errors (10⁻⁶)."""
     rng = np.random.default_rng(7)
@@ -214,6 +217,7 @@ def test_the_power_is_that_of_simulated_audits() -> None:
     assert gaussian_detection(claimed, true, 200, alpha) > 0.9999
 
 
+@pytest.mark.slow
 def test_the_power_to_see_a_move_is_that_of_simulated_audits() -> None:
     """500 audits of 300 reports, fixed seed; a Gaussian tail stands in for the exact one."""
     rng, chances, moves = np.random.default_rng(11), np.full(300, 0.3), np.full(300, 0.9)

@@ -33,6 +33,7 @@ def drawing(scheme: Scheme, ratio: float, rounds: int, records: int = 400) -> Me
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize("ratio", [0.5, 0.9])
 @pytest.mark.parametrize("scheme", [Scheme.POISSON, Scheme.WITHOUT_REPLACEMENT])

@@ -46,6 +46,7 @@ def test_a_finer_grid_is_taken_only_where_it_saves_noise() -> None:
     assert fineness == {50: 1, 500: 1, 1000: 16, MILLION // 10: 16, MILLION: 256}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [Scheme.POISSON, Scheme.WITHOUT_REPLACEMENT])
 def test_drawn_batches_of_many_coordinates_keep_their_promise(scheme: Scheme) -> None:
     silo = Participant(400, PrivacyTarget(1, 1e-5))

@@ -301,6 +301,7 @@ def test_the_order_of_records_does_not_matter(order: list[int]) -> None:
     assert np.array_equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [None, 0.0, 0.3, 1.0])
 def test_the_sum_of_seventy_thousand_records_is_the_sum_of_python_integers(
     share: float | None,

@@ -126,6 +126,7 @@ def test_one_pass_studies_are_compared_with_the_one_pass_formula() -> None:
 # Simulation --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [None, USUAL])
 def test_the_simulation_asks_the_algorithm_with_clipped_means_and_the_mechanisms_noise(
     rule: Aggregation | None,

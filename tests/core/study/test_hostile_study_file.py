@@ -80,6 +80,7 @@ def test_full_batches_allow_every_silo_its_own_promise() -> None:
     assert parse(with_targets(10, {})).mechanism().rounds == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [1e-9, 1e9])
 @pytest.mark.parametrize(
     "sampling", [{}, {"sampling": "poisson", "ratio": 1e-9}], ids=["full", "poisson"]

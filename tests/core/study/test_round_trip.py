@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from hashlib import sha256
 from typing import Any
 
+import pytest
 import tomli_w
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -146,6 +147,7 @@ def read(content: bytes) -> Study | None:
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(tasks(), specifications())
 def test_what_is_written_is_read(task: Task, written: Specification) -> None:

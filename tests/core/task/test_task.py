@@ -65,6 +65,7 @@ def test_bounds_too_wide_for_arithmetic_are_refused(low: float, high: float) -> 
         Feature("x", low, high, low)
 
 
+@pytest.mark.slow
 @SCALINGS
 @given(values=TABLES)
 def test_values_beyond_the_bounds_count_as_the_bounds(scaling: Scaling, values: Floats) -> None:

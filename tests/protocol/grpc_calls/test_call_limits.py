@@ -128,6 +128,7 @@ def resident() -> int:
     return 4096 * int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncollected")
 def test_nothing_is_kept_of_refused_calls() -> None:
     """With `context.abort` each of them would keep its megabyte until the collector comes by."""

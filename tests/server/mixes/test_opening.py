@@ -202,6 +202,7 @@ def test_abstentions_that_share_a_token_are_dropped_too(tmp_path: Path) -> None:
     assert set(result.total.tolist()) == {1}
 
 
+@pytest.mark.slow
 def test_of_the_reports_of_a_slot_one_is_used_each_as_often(tmp_path: Path) -> None:
     """Three reports, one of them dropped for its token, 300 openings: χ², false alarm 10⁻⁶."""
     round_ = asked(checking_in("check-ins-fixed"))

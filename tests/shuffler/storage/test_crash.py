@@ -56,6 +56,8 @@ from support.mixes import (
     void_at,
 )
 
+pytestmark = pytest.mark.slow
+
 ACCEPTED = mix_pb2.Receipt.ACCEPTED
 OVER = grpc.StatusCode.FAILED_PRECONDITION
 Result = TypeVar("Result")
