@@ -24,7 +24,7 @@ demo: $(VENV)/.run  ## the whole system on this machine, with defaults
 	$(BIN)/silomix demo
 
 test: $(VENV)/.dev  ## all tests
-	$(SCRATCH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(SCRATCH) $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test-quick: $(VENV)/.dev  ## while you work: core, protocol and the parties, without tests of a second or more
 	$(SCRATCH) $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' \

@@ -1,4 +1,4 @@
-"""Long tests first: two workers take files in turn, and the last ones should be short.
+"""Long tests first: workers take files in turn, and the last ones should be short.
 
 Each test begins as nobody's process.
 """
