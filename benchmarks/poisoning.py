@@ -229,7 +229,8 @@ def run_trial(rounds: int, trial: Trial) -> Outcome:
 def study(data: Split, silos: Sequence[Records], trial: Trial, rounds: int) -> Rehearsal:
     target = PrivacyTarget(trial.source.epsilon, data.delta)
     participants = [Participant(len(each), target) for each in silos]
-    auto = chosen(automatic(target), data.task, loudness(participants))
+    named = automatic(target)
+    auto = chosen(named, data.task, loudness(participants, named))
     specification = replace(
         auto,
         most_rounds=min(rounds, trial.source.rounds, auto.most_rounds),

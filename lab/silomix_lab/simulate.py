@@ -18,12 +18,11 @@ from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import AUTO, algorithm
 from silomix_core.evaluation.private import Evaluation
-from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import UnusableRule
 from silomix_core.simulation.one_process import rehearsal
 from silomix_core.study.defaults import chosen, loudness
-from silomix_core.study.derive import unfit
+from silomix_core.study.derive import participants_of, unfit
 from silomix_core.study.specification import Batching, Specification
 from silomix_core.task.goal import Goal
 from silomix_core.task.task import Task
@@ -51,6 +50,7 @@ class SimulateOptions:
     data: str
     silos: int
     seeds: int
+    records: tuple[int, ...] | None = None  # of each silo; None: as the data has it
     label: str | None = None
     goal: Goal = LOGISTIC
     processes: int | None = None
@@ -76,6 +76,8 @@ class SimulateOptions:
                 raise Failure(reason)
         for epsilon in self.epsilons:
             PrivacyTarget(epsilon, self.delta)
+        if self.records is not None and len(self.records) != self.silos:
+            raise Failure(f"--silos {self.silos}: --records has {len(self.records)} of them")
         asked = self.specification.participants
         if asked is not None and not 1 <= asked <= self.silos:
             raise Failure(f"--participants {asked}: use 1 to {self.silos}, the silos")
@@ -130,7 +132,7 @@ class SimulatedLine:
 
 def run_simulation(options: SimulateOptions, console: Console) -> list[SimulatedLine]:
     """Run all trials on all cores, then show the table and write the JSON and the picture."""
-    data = load(options.data, options.label, options.silos, seed=1, goal=options.goal)
+    data = load(options.data, options.label, options.silos, 1, options.goal, options.records)
     try:
         options.check(data.task)
     except ValueError as bad:
@@ -160,11 +162,13 @@ def _all_trials(options: SimulateOptions, console: Console) -> Iterable[TrialOut
 
 def run_trial(options: SimulateOptions, trial: SimulatedTrial) -> TrialOutcome:
     """Run one study on the split of the trial's seed."""
-    data, pooled = _split(options.data, options.label, options.silos, trial.seed, options.goal)
+    data, pooled = _split(
+        options.data, options.label, options.silos, trial.seed, options.goal, options.records
+    )
     task = data.task
     named = _specification(options, trial, data)
-    participants = [Participant(len(silo), named.target) for silo in data.silos]
-    specification = chosen(named, task, loudness(participants, named.participants))
+    participants = participants_of(named, [len(silo) for silo in data.silos])
+    specification = chosen(named, task, loudness(participants, named))
     try:
         made = rehearsal(task, specification, participants)
     except CalibrationImpossible as impossible:
@@ -200,9 +204,14 @@ def _specification(
 
 @lru_cache(maxsize=4)
 def _split(
-    name: str, label: str | None, silos: int, seed: int, goal: Goal
+    name: str,
+    label: str | None,
+    silos: int,
+    seed: int,
+    goal: Goal,
+    records: tuple[int, ...] | None,
 ) -> tuple[DemoData, float]:
-    data = load(name, label, silos, seed, goal)
+    data = load(name, label, silos, seed, goal, records)
     return data, pooled_error(data)
 
 

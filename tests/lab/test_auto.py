@@ -75,8 +75,7 @@ def test_loudness_is_what_the_noise_of_all_rounds_leaves_of_the_neediest_silo() 
     silos = [Participant(900, large), Participant(500, strict), Participant(2000, strict)]
     made = rehearsal(TASK, specification(most_rounds=30, radius=1.0, clip=0.3), silos)
     of_the_mean = made.mechanism.sigma() / sqrt(30 * 3)
-    assert loudness(silos) == pytest.approx(2 * 0.3 / of_the_mean, rel=0.01)
-    assert loudness(silos, 1) == pytest.approx(loudness(silos) / sqrt(3))
+    assert loudness(silos, ASKED) == pytest.approx(2 * 0.3 / of_the_mean, rel=0.01)
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.1, 0.8), (0.45, 0.1)])
@@ -88,7 +87,7 @@ def test_auto_learns_numbers_that_vary_little_or_much(spread: float, most: float
     features = (Feature("x", -4.0, 4.0, 0.0, count=8),)
     task = Task(LossName.SQUARED, "y", features, Scaling.UNIT_BALL, 0.3, label_bounds=(-1.0, 1.0))
     silo = Participant(400, PrivacyTarget(2.0, 1e-5))
-    choice, rng = chosen(ASKED, task, loudness([silo] * 3)), np.random.default_rng(1)
+    choice, rng = chosen(ASKED, task, loudness([silo] * 3, ASKED)), np.random.default_rng(1)
     values = rng.normal(size=(4000, 8))
     labels = spread * values[:, :4].sum(axis=1) / 2 + 0.05 * rng.normal(size=4000)
     encoded, targets = task.encode(values), task.encode_labels(labels)

@@ -177,7 +177,7 @@ def test_bitmaps_of_silos(vector: Vector) -> None:
     made = make_round(parties.study, parties.keys["server"], number).descriptor
     assert [parties.roster.index(name) for name in made.silos] == vector["asked"]
     assert round_pb2.RoundDescriptor.FromString(made.encoded).silos.hex() == vector["bits"]
-    places = asked_places(bytes.fromhex(vector["study"]), number, silos, participants)
+    places = asked_places(bytes.fromhex(vector["study"]), number, silos, participants, 1)
     assert sorted(places) == vector["asked"]
 
 

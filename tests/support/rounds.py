@@ -59,7 +59,7 @@ def make_parties(
     tree["name"] = name
     tree["algorithm"]["rounds"] = rounds
     if participants is not None:
-        tree["algorithm"]["participants"] = participants
+        tree["algorithm"] |= {"participants": participants, "draw": "turns"}
     tree["batch"] |= {"minimum": minimum, "deadline_s": deadline_s, "gate": gate, "tokens": tokens}
     tree["mixes"] = [
         {"name": f"mix-{index + 1}", "address": f"127.0.0.1:{7001 + index}"}

@@ -416,7 +416,8 @@ def plaintext(made: Consortium, report: StoredReport) -> bytes:
 
 
 def exact_mean_at_zero(data: Path, study: Study) -> list[int]:
-    """The clipped mean gradient at w = 0 in grid units, from the CSV and the documents alone.
+    """The clipped gradients' sum at w = 0 over the silos' average number of records, in grid units,
+    from the CSV and the documents alone.
 
     At zero every logistic residual is exactly −y/2.  A record's gradient is an integer vector in
     units of 2⁻¹⁶·2⁻²⁰; its residual is capped where the norm would exceed the clip, taking the
@@ -440,5 +441,6 @@ def exact_mean_at_zero(data: Path, study: Study) -> list[int]:
         residual = -size if row[task.label] == "1" else size
         for index, entry in enumerate(vector):
             total[index] += residual * entry
-    grid = study.mechanism().grids[0]
-    return [round(entry / (unit * residual_unit * len(rows) * grid)) for entry in total]
+    grid, records = study.mechanism().grids[0], [silo.records for silo in study.silos]
+    count = sum(records) / len(records)
+    return [round(entry / (unit * residual_unit * count * grid)) for entry in total]

@@ -109,6 +109,20 @@ def learning_options(
         str | None,
         typer.Option(help="Of the same: weighted-tail (unless given), weighted or tail."),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="What silos count by: records (unless given: all records of all silos alike) or "
+            "equal (all silos alike)."
+        ),
+    ] = None,
+    draw: Annotated[
+        str,
+        typer.Option(
+            help="With --participants, how a round's silos are drawn: in turns, so that a silo "
+            "pays for its turns alone, or independent, as in the papers, where it pays for all."
+        ),
+    ] = "turns",
     aggregation: AggregationRule = None,
     bad_silos: BadSilos = None,
     evaluation: Annotated[
@@ -124,12 +138,15 @@ def learning_options(
     """A specification to which the command adds what is left."""
     from silomix_core.study.specification import Specification
     from silomix_lab.choices.descent import descent_of
+    from silomix_lab.choices.silos import draw_of, weighting_of
     from silomix_lab.choices.specification import held_out_of
 
     return partial(
         Specification,
         local_steps=local_steps,
         descent=descent_of(momentum, averaging),
+        draw=draw_of(draw),
+        named_weighting=weighting_of(weights),
         named_aggregation=aggregation_options(aggregation, bad_silos),
         held_out=held_out_of(evaluation),
         minibatch=minibatch_options(sampling, ratio),

@@ -180,9 +180,15 @@ def simulate(
         ),
     ] = None,
     delta: Delta = 1e-6,
-    silos: Annotated[int, typer.Option(min=2, max=10_000, help="Hospitals.")] = 5,
+    silos: Annotated[
+        int | None, typer.Option(min=2, max=10_000, help="Hospitals (else 5, or as in --records).")
+    ] = None,
+    records: Annotated[
+        str | None,
+        typer.Option(help="Records of each hospital: 300,4000*9 (else as the data has it)."),
+    ] = None,
     participants: Annotated[
-        int | None, typer.Option(help="Silos that a round asks, in turns (else all).")
+        int | None, typer.Option(help="Silos that a round asks (else all).")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, at most as many.")] = 60,
     clip: Annotated[float, typer.Option(help="Bound on the norm of a record's gradient.")] = 0.25,
@@ -218,6 +224,7 @@ def simulate(
 
     try:
         from silomix_lab.choices.goal import usual_radius
+        from silomix_lab.choices.silos import records_of
         from silomix_lab.choices.specification import target_of
         from silomix_lab.simulate import SimulateOptions, run_simulation
     except ModuleNotFoundError as missing:
@@ -228,6 +235,7 @@ def simulate(
         epsilons = _numbers("--epsilon", epsilon)
     else:
         epsilons = _numbers("--central-epsilon", central_epsilon)
+    sizes = None if records is None else records_of(records)
     options = SimulateOptions(
         specification=learning(
             algorithm=algorithms[0],
@@ -243,7 +251,8 @@ def simulate(
         is_central=central_epsilon is not None,
         data=data,
         label=label,
-        silos=silos,
+        silos=silos or (len(sizes) if sizes else 5),
+        records=sizes,
         goal=goal,
         seeds=seeds,
         processes=processes,

@@ -10,13 +10,16 @@ from math import ceil, exp
 from silomix_client.approval.review import Offer
 from silomix_client.config.policy_rules import names_persons
 from silomix_client.config.silo_config import SiloConfig
-from silomix_core.mechanism.mechanism import Mechanism
+from silomix_core.claims.groups import in_several_silos, most_exposed, several_people
+from silomix_core.mechanism.mechanism import Mechanism, Participant
 from silomix_core.study.study import Mix, Server, Study
+from silomix_core.study.weighting import Weighting
 from silomix_core.task.task import Feature, Task
 from silomix_protocol.keys import fingerprint
 
 from silomix.text.filled import filled
 from silomix.text.study_and_ledger import (
+    FAMILY,
     aggregation_in_words,
     counted,
     gate_in_words,
@@ -68,7 +71,7 @@ def _asks(offer: Offer) -> list[str]:
             f"{others}, in {counted(study.rounds, 'round', 'rounds')} ({study.algorithm}). Their "
             "data is frozen when you approve and stays here; in a round one sum over them leaves, "
             "with noise. Of all hospitals' sums the server takes the "
-            f"{study.aggregation.rule.value}."
+            f"{study.aggregation.rule.value}. {_counting(study, own)}"
         ),
     ]
     if not names_persons(study.task):
@@ -76,9 +79,20 @@ def _asks(offer: Offer) -> list[str]:
             "Every row of your data counts as one person, since the study names no column that "
             "tells persons apart. Somebody with several rows is protected less than it says here."
         )
-    if own.weight != 1:
-        lines += _text(f"Your hospital counts {own.weight:.3g} times as much as the average one.")
     return lines
+
+
+def _counting(study: Study, own: Participant) -> str:
+    """How much a person of this hospital counts beside the others'."""
+    if study.weighting is Weighting.RECORDS:
+        return "All people count alike, whatever hospital they are of."
+    if study.weighting is Weighting.NAMED and own.weight != 1:
+        return f"Your hospital counts {own.weight:.3g} times as much as the average one."
+    average = sum(silo.records for silo in study.silos) / len(study.silos)
+    return (
+        "All hospitals count alike, whatever their size: each of your people "
+        f"{average / own.records:.3g} times as much as the average one."
+    )
 
 
 def _products(task: Task) -> list[str]:
@@ -109,7 +123,23 @@ def _costs(offer: Offer) -> list[str]:
             "accountant)."
         ),
         *_text(f"In words: {in_words(offer.epsilon, lifetime.delta)}"),
+        *_several(study, own),
     ]
+
+
+def _several(study: Study, own: Participant) -> list[str]:
+    """What holds for a family, and for somebody who is a patient of another hospital, too."""
+    mechanism = study.mechanism()
+    family = several_people(mechanism, own, FAMILY)
+    others = [study.participant(silo) for silo in study.silos]
+    others.remove(own)
+    twice = in_several_silos(mechanism, [own, *most_exposed(mechanism, others, 1)])
+    if family is None or twice is None:
+        return []
+    return _text(
+        f"The promise is about one person of yours. {FAMILY} people together (a family) have "
+        f"epsilon {family:.4g}, somebody who is another hospital's patient, too, {twice:.4g}."
+    )
 
 
 def in_words(epsilon: float, delta: float) -> str:

@@ -10,15 +10,21 @@ from silomix_client.rounds.complaint_files import SavedComplaint
 from silomix_core.accounting.events import ADJACENCY, Scheme
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.claims.central import central_figures
+from silomix_core.claims.groups import in_several_silos, most_exposed, several_people
 from silomix_core.mechanism.mechanism import Mechanism
 from silomix_core.reports.aggregation import Rule
+from silomix_core.study.costliest import Costliest, costliest
+from silomix_core.study.schedule import Draw
 from silomix_core.study.study import Study
+from silomix_core.study.weighting import Weighting
 from silomix_core.task.task import Task
 from silomix_protocol.keys import fingerprint
 
 from silomix.text.data_spec import describe_specification
 from silomix.text.filled import short, titled
 
+FAMILY = 3  # people
+_MOST_SILOS = 30
 AGAINST = "one record replaced; holds against server, mixes and all other silos"
 
 
@@ -34,8 +40,11 @@ def describe_study(study: Study) -> str:
         *describe_specification(study.task),
         f"algorithm        {study.algorithm}, {study.rounds} rounds{_batches(mechanism)}"
         + _descent(study),
-        f"silos            {len(study.silos)}, {min(sizes)} to {max(sizes)} records"
-        + _asked(study),
+        *titled(
+            "silos", f"{len(study.silos)}, {min(sizes)} to {max(sizes)} records{_asked(study)}"
+        ),
+        *titled("population", population_in_words(study)),
+        *_spending_lines(study, mechanism),
         *titled("aggregation", aggregation_in_words(study)),
         *_check_ins(mechanism),
         *_evaluation(study),
@@ -49,10 +58,68 @@ def describe_study(study: Study) -> str:
         f"                 {AGAINST}",
         f"noise            standard deviation {_noise(mechanism)} on each of "
         f"{mechanism.dimension} coordinates (clip {study.clip:g})",
+        *_group_lines(study, mechanism),
         *_central_lines(study),
         *_key_lines(study),
     ]
     return "\n".join(lines)
+
+
+def population_in_words(study: Study) -> str:
+    """What the study's objective is an average over."""
+    people = sum(silo.records for silo in study.silos)
+    if study.weighting is Weighting.RECORDS:
+        return f"all {people} records, each counting alike"
+    if study.weighting is Weighting.EQUAL:
+        return (
+            "all silos, each counting alike whatever its size: a record of a small one counts for "
+            "more than a record of a large one"
+        )
+    return "all silos, each by the weight that its row names; 1 where it names none"
+
+
+def _spending_lines(study: Study, mechanism: Mechanism) -> list[str]:
+    """What each silo spends and counts, and which of them has everybody add noise for its sake."""
+    participants = [study.participant(silo) for silo in study.silos]
+    spent = {each: mechanism.epsilon(each) for each in set(participants)}
+    lines = [
+        f"{short(silo.name)}: {silo.records} records, {100 * each.weight / len(participants):.3g} "
+        f"% of the result, spends epsilon {spent[each]:.4g} at delta {each.target.delta:g}"
+        for silo, each in zip(study.silos[:_MOST_SILOS], participants, strict=False)
+    ]
+    if more := len(study.silos) - _MOST_SILOS:
+        lines += [f"and {more} more, which [[silos]] of its file lists"] if more > 0 else []
+    shown = [f"{'silo' if not index else '':<17}{line}" for index, line in enumerate(lines)]
+    found = costliest(participants)
+    return shown + ([] if found is None else titled("noise for one", _costs_all(study, found)))
+
+
+def _costs_all(study: Study, found: Costliest) -> str:
+    silo = study.silos[found.place]
+    if found.for_its_target:
+        target = silo.target or study.target
+        whose, advice = f"epsilon {target.epsilon:g}", "agree on a larger one"
+    else:
+        whose, advice = counted(silo.records, "record", "records"), "weight by records"
+    costs = f"{short(silo.name)}'s {whose} cost everybody {found.times:.2g} times the noise"
+    return f"{costs}: {advice}, or leave it out"
+
+
+def _group_lines(study: Study, mechanism: Mechanism) -> list[str]:
+    """What holds for somebody in several silos and for a family, where theory gives it."""
+    participants = [study.participant(silo) for silo in study.silos]
+    exposed = most_exposed(mechanism, participants, 2)
+    twice = in_several_silos(mechanism, exposed)
+    family = several_people(mechanism, exposed[0], FAMILY)
+    if twice is None or family is None:
+        return []
+    told = f"epsilon {twice:.4g} for somebody who is a record of two silos; " if exposed[1:] else ""
+    delta = max(each.target.delta for each in exposed)
+    return titled(
+        "several records",
+        f"{told}epsilon {family:.4g} for {FAMILY} people of one silo together (a family); at delta "
+        f"{delta:g}, against everybody",
+    )
 
 
 def _central_lines(study: Study) -> list[str]:
@@ -313,7 +380,16 @@ def _descent(study: Study) -> str:
 def _asked(study: Study) -> str:
     if study.participants == len(study.silos):
         return ""
-    return f"; a round asks {study.participants} of them, in turns that follow from its hash"
+    if study.draw is Draw.INDEPENDENT:
+        return (
+            f"; a round asks {study.participants} of them, drawn by its hash each time: a silo "
+            "pays for all rounds"
+        )
+    most = sum(phase.turns or phase.rounds for phase in study.phases)
+    return (
+        f"; a round asks {study.participants} of them, in turns that follow from its hash: a silo "
+        f"in {most} of {study.rounds} rounds at most, and pays for these"
+    )
 
 
 def _check_ins(mechanism: Mechanism) -> list[str]:

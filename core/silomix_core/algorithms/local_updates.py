@@ -55,7 +55,7 @@ def walk(plan: AlgorithmPlan) -> LocalSteps:
     at most 2/β.  Ridge: `_steps`.
     """
     known, (phase,) = plan.setting, plan.phases
-    wander = plan.noise() * sqrt(known.dimension * phase.events)
+    wander = plan.noise() * sqrt(known.dimension * phase.rounds * phase.steps)
     size = min(known.diameter / wander, _LARGEST_STEP / phase.steps)
     if known.numbers:
         size = min(size, known.radius / 2 / wander)
@@ -70,10 +70,11 @@ def safe_walk(plan: AlgorithmPlan) -> LocalSteps:
     For losses with kinks η = D/√((L² + V²)KR).  Ridge: `_steps`.
     """
     known, (phase,), variance = plan.setting, plan.phases, plan.variance()
+    taken = phase.rounds * phase.steps
     if known.is_smooth:
-        size = min(1 / known.smoothness, known.diameter / sqrt(variance * phase.events))
+        size = min(1 / known.smoothness, known.diameter / sqrt(variance * taken))
     else:
-        size = known.diameter / sqrt((known.lipschitz**2 + variance) * phase.events)
+        size = known.diameter / sqrt((known.lipschitz**2 + variance) * taken)
     return _steps(size, plan)
 
 

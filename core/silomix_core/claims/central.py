@@ -259,7 +259,7 @@ def _one_record_bound(study: _Study, epsilon_local: float) -> CentralFigure | No
                 one_record_reports(
                     silos=study.minimum_batch,
                     records=phase.records(fewest),
-                    rounds=phase.rounds,
+                    rounds=phase.answers,
                     noise_multiplier=1 / mu,
                     delta=study.delta - slack,
                 )
@@ -449,7 +449,7 @@ def _sum_epsilon(study: _Study, participant: Participant) -> float:
             noise=sqrt(study.minimum_batch) * mechanism.sigma_units,
             samples=study.silos * mechanism.dimension,
         )
-        worst = max(worst, epsilon_of([(event, mechanism.phases[index].rounds)], study.delta))
+        worst = max(worst, epsilon_of([(event, mechanism.phases[index].answers)], study.delta))
     return worst
 
 

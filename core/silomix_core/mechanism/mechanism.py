@@ -119,7 +119,8 @@ class Phase:
     """`rounds` consecutive rounds on the same share of the records, which no other phase uses.
 
     steps: how many noised gradients a silo's answer to one round sums up; control: whether the silo
-    sends how that sum differs from the one of its last answer that was used (a control variate).
+    sends how that sum differs from the one of its last answer that was used (a control variate);
+    turns: the most of its rounds that ask one silo, where a schedule sees to that (None: all).
     """
 
     rounds: int
@@ -128,10 +129,13 @@ class Phase:
     control: bool = False
     check_in: CheckIn | None = None
     kind: PhaseKind = PhaseKind.TRAINING
+    turns: int | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"a phase has at least one round, got {self.rounds}")
+        if self.turns is not None and not 1 <= self.turns <= self.rounds:
+            raise ValueError(f"a silo has 1 to {self.rounds} turns in a phase, not {self.turns}")
         if not 0 < self.share <= 1:
             raise ValueError(f"a phase's share must be above 0 and at most 1, got {self.share}")
         if not 1 <= self.steps <= MOST_STEPS:
@@ -144,8 +148,8 @@ class Phase:
 
     @property
     def answers(self) -> int:
-        """The number of rounds in which a silo sends something about its records."""
-        return self.rounds if self.check_in is None else 1
+        """The most rounds in which a silo sends something about its records."""
+        return (self.turns or self.rounds) if self.check_in is None else 1
 
     def records(self, all_records: int) -> int:
         return floor(self.share * all_records * (1 + 1e-12))

@@ -37,6 +37,7 @@ Floats = NDArray[np.float64]
 # Reports times coordinates, or reports times reports if these are more, that are looked at together
 LARGEST_ROUND = 2**26
 _FEWEST_REPORTS = 3  # among which one can stand apart
+_ALIKE = 2.0  # times the lightest silo's weight
 _MOST_ITERATIONS, _SETTLED = 200, 1e-3  # the latter in standard deviations of the noise
 
 
@@ -186,10 +187,11 @@ def unusable(aggregation: Aggregation, given: Circumstances) -> str | None:
     return None
 
 
-def usual(given: Circumstances, *, equal_weights: bool) -> Aggregation:
+def usual(given: Circumstances, weights: Sequence[float]) -> Aggregation:
     """The default rule of a study that names none: the bounded mean where it makes sense.
 
-    Where silos have different weights, the mean: a heavy silo's reports are longer, and what is far
-    away counts less than it should.
+    Where one silo counts more than twice as much as another, the mean: a heavy silo's reports are
+    longer, and what is far away counts less than it should.
     """
-    return USUAL if equal_weights and unusable(USUAL, given) is None else MEAN
+    alike = max(weights) <= _ALIKE * min(weights)
+    return USUAL if alike and unusable(USUAL, given) is None else MEAN

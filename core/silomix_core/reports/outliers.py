@@ -6,13 +6,15 @@ likely for silos that are `_APART` times as different as silos typically are in 
 `noise` (the difference of two reports') is known, so the typical difference is what their typical
 distance has beyond it.
 
-False alarms: where all silos would give the same answer but for noise, a study has one with
-probability `FALSE_ALARMS` at most.  That needs equal weights, full batches and one gradient a
-report, and `reception` looks nowhere else.  For a single report: if at least half of its distances
-are too long, twice the expected share of such distances is at least 1, so Markov's inequality
-leaves twice the chance that one of them is.  That silos differ by less than three times as much as
-is typical is how we read "alike"; what it means on real heterogeneous silos is measured
-(docs/algorithms.md): a hospital unlike all others is found, too.
+False alarms: where all silos would give the same answer but for their weights and noise, a study
+has one with probability `FALSE_ALARMS` at most.  That needs full batches and one gradient a report,
+and `reception` looks nowhere else.  For a single report: if at least half of its distances are too
+long, twice the expected share of such distances is at least 1, so Markov's inequality leaves twice
+the chance that one of them is.  Weights from a to b put answers w·m apart by (b − a)·‖m‖ at most,
+and a·‖m‖ is no longer than half of the reports but for the noise in them: that is allowed for, too.
+That silos differ by less than three times as much as is typical is how we read "alike"; what it
+means on real heterogeneous silos is measured (docs/algorithms.md): a hospital unlike all others is
+found, too.
 """
 
 from collections.abc import Sequence
@@ -30,17 +32,28 @@ _APART = 3.0
 _FEWEST = 3  # reports among which one can stand apart
 
 
-def outlying(reports: Sequence[Integers], noise: VectorNoise, chances: int) -> int:
+def outlying(
+    reports: Sequence[Integers], noise: VectorNoise, chances: int, spread: float = 0.0
+) -> int:
     """The number of reports that are far from most others of their round.
 
-    `chances`: how many reports the whole study can have, any of which may raise a false alarm.
+    `chances`: how many reports the whole study can have, any of which may raise a false alarm;
+    `spread`: of the silos' weights, (heaviest − lightest) / lightest.
     """
     if len(reports) < _FEWEST:
         return 0
-    squares = _from_most(np.array(reports))
+    doubt = log(2 * chances / FALSE_ALARMS)
+    points = np.array(reports)
+    squares = _from_most(points)
     typical = sqrt(max(0.0, _middle(squares) - noise.mean_square))
-    longest = noise.longest(_APART * typical, log(2 * chances / FALSE_ALARMS))
+    weighted = spread * (_length(points) + noise.longest(0.0, doubt)) if spread else 0.0
+    longest = noise.longest(_APART * typical + weighted, doubt)
     return int(np.count_nonzero(squares > longest**2))
+
+
+def _length(points: Integers) -> float:
+    """The length that half of the reports have at most."""
+    return sqrt(_middle(np.square(points, dtype=np.float64).sum(axis=1)))
 
 
 def _from_most(reports: Integers) -> NDArray[np.float64]:

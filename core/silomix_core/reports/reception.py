@@ -2,9 +2,9 @@
 
 A report that is longer than any silo of the study sends is left out (`length_bound`); the others
 become one by the study's rule (`aggregation`), and those that lie far from most are counted
-(`outliers`), where silos with the same records would say the same but for noise.  Rounds that are
-too large to be looked at together are only summed, a report at a time, which no rule but the mean
-allows.
+(`outliers`), where silos with the same records would say the same but for noise and weight.  Rounds
+that are too large to be looked at together are only summed, a report at a time, which no rule but
+the mean allows.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,8 @@ class Expected:
 
     `noise`: standard deviation in a coordinate; `longest`: bound on the norm of a report; `sway`:
     how far one report may move a bounded mean, over all rounds by one longest answer; `between`:
-    the noise between two reports, if silos with the same records would differ by nothing else.
+    the noise between two reports, if silos with the same records would differ by nothing else but
+    their weights; `spread`: of these, (heaviest − lightest) / lightest.
     """
 
     dimension: int
@@ -55,6 +56,7 @@ class Expected:
     longest: float
     sway: float
     between: VectorNoise | None
+    spread: float
 
 
 class Reception:
@@ -114,11 +116,12 @@ class Gathering:
         total = rule.sum_of(self._reports, expected.noise, expected.sway)
         if expected.between is None:
             return Gathered(total)
-        return Gathered(total, outlying(self._reports, expected.between, self._chances))
+        far = outlying(self._reports, expected.between, self._chances, expected.spread)
+        return Gathered(total, far)
 
 
 def _expected(mechanism: Mechanism, participants: Sequence[Participant]) -> tuple[Expected, ...]:
-    equal_weights = len({each.weight for each in participants}) == 1
+    weights = [each.weight for each in participants]
     longest = longest_reports(mechanism, participants)
     answers = longest_answers(mechanism, participants)
     training = sum(each.rounds for each in mechanism.phases if each.kind is PhaseKind.TRAINING)
@@ -128,7 +131,8 @@ def _expected(mechanism: Mechanism, participants: Sequence[Participant]) -> tupl
             noise_of(mechanism, phase).deviation,
             longest[phase],
             answers[phase] / max(1, training),
-            _between(mechanism, phase) if equal_weights else None,
+            _between(mechanism, phase),
+            max(weights) / min(weights) - 1,
         )
         for phase in range(len(mechanism.phases))
     )

@@ -31,7 +31,7 @@ from silomix_core.reports.aggregation import (
 from silomix_core.reports.reception import Reception, ReportTooLong
 from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.study.derive import minibatch_of, phases_of, plan_of, setting_of
-from silomix_core.study.schedule import asked_places
+from silomix_core.study.schedule import asked_in
 from silomix_core.study.specification import Specification
 from silomix_core.task.task import Task
 
@@ -113,13 +113,13 @@ def rehearsal(
         participants,
         clip=specification.clip,
         dimension=task.dimension,
-        phases=phases_of(entry, setting, specification.held_out),
+        phases=phases_of(setting, specification),
         minibatch=batch,
     )
     asks = setting.participants
     given = Circumstances(mechanism.phases, batch, asks, asks, task.dimension)
-    equal = len({each.weight for each in participants}) == 1
-    aggregation = specification.named_aggregation or usual(given, equal_weights=equal)
+    weights = [each.weight for each in participants]
+    aggregation = specification.named_aggregation or usual(given, weights)
     if (reason := unusable(aggregation, given)) is not None:
         raise UnusableRule(reason)
     return Rehearsal(task, entry, tuple(participants), setting, mechanism, aggregation)
@@ -167,7 +167,7 @@ def evaluated_study(
         round_query = RoundQuery(number, query.point, query.control)
         phase = mechanism.phase_of(number)
         reports: list[Integers] = []
-        for index in sorted(asked_places(seed, number, len(silos), asked)):
+        for index in sorted(asked_in(seed, number, mechanism.phases, len(silos), asked)):
             if silos[index].takes_part(number):
                 report = silos[index].values(round_query, streams, kept[index])
                 kept[index] += report

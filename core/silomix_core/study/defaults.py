@@ -41,6 +41,7 @@ from silomix_core.algorithms import noisy_mb_sgd
 from silomix_core.algorithms.base import Descent
 from silomix_core.algorithms.catalogue import AUTO
 from silomix_core.mechanism.mechanism import Participant
+from silomix_core.study.schedule import Draw
 from silomix_core.study.specification import Specification
 from silomix_core.task.task import Task
 
@@ -62,14 +63,18 @@ def usual_minimum(asked: int) -> int:
     return min(asked, max(2, ceil(0.8 * asked)))
 
 
-def loudness(participants: Sequence[Participant], asked: int | None = None) -> float:
-    """The number nμ√M: the signal of all records of a round, in units of what hides one of them.
+def loudness(participants: Sequence[Participant], specification: Specification) -> float:
+    """The number nμ√N: the signal of all records of a round, in units of what hides one of them.
 
-    It is that of the silo that needs the most noise; a round asks `asked` silos, by default all.
+    It is that of the silo that needs the most noise for its weight.  Where a round asks M of the N
+    silos in turns, each has N/M times as much room for each answer: M drops out.  Where it draws
+    them independently, M stands for N.
     """
     least = min(
-        each.records * gaussian_mu(each.target.epsilon, each.target.delta) for each in participants
+        each.records / each.weight * gaussian_mu(each.target.epsilon, each.target.delta)
+        for each in participants
     )
+    asked = specification.participants if specification.draw is Draw.INDEPENDENT else None
     return least * sqrt(asked or len(participants))
 
 

@@ -13,9 +13,11 @@ from silomix_core.algorithms.base import (
     AlgorithmPlan,
     Setting,
 )
-from silomix_core.algorithms.catalogue import algorithm
+from silomix_core.algorithms.catalogue import AUTO, algorithm
 from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, Phase, PhaseKind
+from silomix_core.study.schedule import turns_of
 from silomix_core.study.specification import Specification
+from silomix_core.study.weighting import Weighting, usual_weighting, weights
 from silomix_core.task.task import Task
 
 
@@ -57,6 +59,20 @@ def minibatch_of(specification: Specification) -> Minibatch:
     return algorithm(specification.algorithm).minibatch or specification.minibatch
 
 
+def weighting_of(specification: Specification) -> Weighting:
+    """The weighting of silos: named by the specification, or the usual one for its batches."""
+    if specification.named_weighting is not None:
+        return specification.named_weighting
+    is_auto = specification.algorithm == AUTO
+    return usual_weighting(Minibatch() if is_auto else minibatch_of(specification))
+
+
+def participants_of(specification: Specification, records: Sequence[int]) -> list[Participant]:
+    """Silos of so many records, which all have the specification's target, as it weights them."""
+    each = zip(records, weights(weighting_of(specification), records), strict=True)
+    return [Participant(count, specification.target, weight) for count, weight in each]
+
+
 def unfit(entry: Algorithm, task: Task) -> str | None:
     """The reason why this algorithm cannot learn this task, or None."""
     if task.hidden is not None and (entry.needs_smooth or entry.smooths):
@@ -66,13 +82,16 @@ def unfit(entry: Algorithm, task: Task) -> str | None:
     return None
 
 
-def phases_of(entry: Algorithm, setting: Setting, held_out: float = 0.0) -> tuple[Phase, ...]:
+def phases_of(setting: Setting, specification: Specification) -> tuple[Phase, ...]:
     """The phases of a study: the algorithm's, then one that evaluates on held-out records."""
-    training = entry.phases(setting)
-    if not held_out:
-        return training
-    shrunk = (replace(phase, share=phase.share * (1 - held_out)) for phase in training)
-    return (*shrunk, Phase(1, held_out, kind=PhaseKind.EVALUATION))
+    phases, held_out = algorithm(specification.algorithm).phases(setting), specification.held_out
+    if held_out:
+        shrunk = (replace(phase, share=phase.share * (1 - held_out)) for phase in phases)
+        phases = (*shrunk, Phase(1, held_out, kind=PhaseKind.EVALUATION))
+    draw, silos, asked = specification.draw, setting.silos, setting.participants
+    return tuple(
+        replace(phase, turns=turns_of(draw, phase.rounds, silos, asked)) for phase in phases
+    )
 
 
 def plan_of(setting: Setting, mechanism: Mechanism) -> AlgorithmPlan:

@@ -16,8 +16,10 @@ from silomix_core.algorithms.base import USUAL_DESCENT, Algorithm, Averaging, De
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.reports.aggregation import Aggregation, Rule
+from silomix_core.study.schedule import Draw
 from silomix_core.study.specification import Batching
 from silomix_core.study.study import InvalidStudy, Mix, Server, Silo, Study, StudyId
+from silomix_core.study.weighting import Weighting
 from silomix_core.task.feature import Combine, FeatureKind, category, flag
 from silomix_core.task.goal import PARAMETERS
 from silomix_core.task.interaction import Interaction
@@ -108,10 +110,17 @@ def _learning(table: TomlTable, algorithm: Algorithm) -> dict[str, Any]:
         "algorithm": algorithm.name,
         "most_rounds": table.whole("rounds"),
         "radius": table.number("radius"),
+        "draw": Draw(table.choice("draw", [each.value for each in Draw], Draw.INDEPENDENT.value)),
+        "named_weighting": _weighting(table),
         "ridge": table.number("ridge", 0.0),
         "local_steps": table.whole("local_steps") if takes_steps else None,
         "descent": _descent(table, algorithm),
     }
+
+
+def _weighting(table: TomlTable) -> Weighting:
+    known = [each.value for each in Weighting]
+    return Weighting(table.choice("weights", known, Weighting.NAMED.value))
 
 
 def _privacy(table: TomlTable, algorithm: Algorithm) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.base import Descent
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.reports.aggregation import Aggregation
+from silomix_core.study.schedule import Draw
+from silomix_core.study.weighting import Weighting
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Specification:
     local_steps: int | None = None  # a silo's in a round, of algorithms that leave it to the study
     descent: Descent | None = None  # of algorithms that leave it to the study
     participants: int | None = None  # how many silos a round asks; by default all
+    draw: Draw = Draw.TURNS  # of the silos that a round asks
+    named_weighting: Weighting | None = None  # None: the usual one for such batches
     minibatch: Minibatch = Minibatch()  # noqa: RUF009  # it is frozen
     held_out: float = 0.0  # share of every silo's records that only evaluates the final model
     named_aggregation: Aggregation | None = None  # None: the default rule for such a study

@@ -20,9 +20,10 @@ from silomix_core.mechanism.mechanism import MOST_STEPS, Mechanism, Participant,
 from silomix_core.model.models import Model, model_of
 from silomix_core.reports.aggregation import Aggregation, Circumstances, unusable, usual
 from silomix_core.reports.reception import Reception
-from silomix_core.study.derive import phases_of, plan_of, setting_of, unfit
-from silomix_core.study.schedule import asked_places
+from silomix_core.study.derive import phases_of, plan_of, setting_of, unfit, weighting_of
+from silomix_core.study.schedule import asked_in
 from silomix_core.study.specification import Specification
+from silomix_core.study.weighting import Weighting, weights
 from silomix_core.task.task import Task
 
 StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
@@ -43,7 +44,8 @@ class InvalidStudy(ValueError):
 class Silo:
     """One hospital: its public number of records and the keys it enrolled with.
 
-    `weight` counts relative to the other silos'; `target` is its own (ε, δ) where it has one.
+    `weight` counts relative to the other silos', if the study names weights; `target` is its own
+    (ε, δ) where it has one.
     """
 
     name: str
@@ -107,6 +109,13 @@ class Study(Specification):
             raise ValueError(f"algorithm.local_steps must lie between 1 and {MOST_STEPS}")
         if not (self.ridge == 0 or _LEAST <= self.ridge <= _MOST):
             raise ValueError("algorithm.ridge must be 0 or lie between 1e-9 and 1e9")
+        if self.weighting is not Weighting.NAMED:
+            for silo in self.silos:
+                if silo.weight != 1:
+                    raise ValueError(
+                        f"silo {silo.name!r}: weight goes with algorithm.weights = "
+                        f'"{Weighting.NAMED.value}", not "{self.weighting.value}"'
+                    )
         if (reason := unfit(ALGORITHMS[self.algorithm], self.task)) is not None:
             raise ValueError(f"algorithm.name: {reason}")
         if self.held_out and not _LEAST_HELD_OUT <= self.held_out <= 1 - _LEAST_HELD_OUT:
@@ -161,13 +170,24 @@ class Study(Specification):
 
     def asked(self, round_number: int) -> tuple[str, ...]:
         """The silos that a round asks, in the roster's order: nobody's choice, see `schedule`."""
-        places = asked_places(self.identity, round_number, len(self.silos), self.participants)
+        silos = len(self.silos)
+        places = asked_in(self.identity, round_number, self.phases, silos, self.participants)
         return tuple(silo.name for place, silo in enumerate(self.silos) if place in places)
 
     def participant(self, silo: Silo) -> Participant:
-        """A silo as the mechanism sees it; the silos' weights are scaled to average 1."""
-        average = sum(each.weight for each in self.silos) / len(self.silos)
-        return Participant(silo.records, silo.target or self.target, silo.weight / average)
+        """A silo as the mechanism sees it."""
+        weight = self._weights[self.places[silo.name]]
+        return Participant(silo.records, silo.target or self.target, weight)
+
+    @cached_property
+    def weighting(self) -> Weighting:
+        """What silos count by: named by the study, or as usual."""
+        return weighting_of(self)
+
+    @cached_property
+    def _weights(self) -> list[float]:
+        records = [silo.records for silo in self.silos]
+        return weights(self.weighting, records, [silo.weight for silo in self.silos])
 
     @cached_property
     def setting(self) -> Setting:
@@ -177,7 +197,7 @@ class Study(Specification):
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
         """The phases of the study: which share of the records each round uses, and how."""
-        return phases_of(ALGORITHMS[self.algorithm], self.setting, self.held_out)
+        return phases_of(self.setting, self)
 
     @cached_property
     def rounds(self) -> int:
@@ -224,8 +244,7 @@ class Study(Specification):
     @cached_property
     def aggregation(self) -> Aggregation:
         """The rule that turns a round's reports into one: named by the study, or the default."""
-        equal = len({silo.weight for silo in self.silos}) == 1
-        return self.named_aggregation or usual(self._circumstances, equal_weights=equal)
+        return self.named_aggregation or usual(self._circumstances, self._weights)
 
     @property
     def _circumstances(self) -> Circumstances:

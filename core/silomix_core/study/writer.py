@@ -10,6 +10,7 @@ from silomix_core.accounting.events import Scheme
 from silomix_core.algorithms.base import Descent
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.reports.aggregation import Aggregation
+from silomix_core.study.derive import weighting_of
 from silomix_core.study.reader import VERSION
 from silomix_core.study.specification import Specification
 from silomix_core.task.feature import NO_CATEGORY, Feature, FeatureKind
@@ -23,7 +24,9 @@ def study_table(task: Task, specification: Specification) -> dict[str, Any]:
         "name": specification.algorithm,
         "rounds": specification.most_rounds,
         "radius": specification.radius,
+        "weights": weighting_of(specification).value,
         "participants": specification.participants,
+        "draw": specification.draw.value if specification.participants else None,
         "ridge": specification.ridge or None,
         "local_steps": specification.local_steps,
     }

@@ -1,5 +1,7 @@
 """The Wisconsin breast cancer records that come with scikit-learn."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Scaling, Task
@@ -22,7 +24,7 @@ _NUCLEI: tuple[tuple[str, tuple[float, float], tuple[float, float], tuple[float,
 )
 
 
-def breast_cancer(silos: int, seed: int) -> DemoData:
+def breast_cancer(silos: int, seed: int, records: Sequence[int] | None = None) -> DemoData:
     """The Wisconsin diagnostic records (569, public): is the tumour malignant?  25 % held out."""
     from sklearn.datasets import load_breast_cancer  # an optional dependency, slow to import
 
@@ -35,7 +37,7 @@ def breast_cancer(silos: int, seed: int) -> DemoData:
     )
     malignant = 1.0 - np.asarray(bunch.target, dtype=np.float64)  # sklearn's 1 is benign
     table = SiloTable(np.asarray(bunch.data, dtype=np.float64), malignant)
-    parts, holdout = split(table, silos, 0.25, seed, "breast-cancer")
+    parts, holdout = split(table, silos, 0.25, seed, "breast-cancer", records)
     return DemoData(
         name="breast-cancer",
         task=Task(LossName.LOGISTIC, "malignant", features, Scaling.UNIT_BALL, BIAS),

@@ -4,6 +4,7 @@ Nothing here is private: the cohorts are generated, the breast cancer records ar
 file is whatever the person trying the demo brings along.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +19,21 @@ from silomix_lab.datasets.tables import BadData, DemoData
 CHOICES = "'cohorts', 'breast-cancer' or the path of a .csv file"
 
 
-def load(name: str, label: str | None, silos: int, seed: int, goal: Goal = LOGISTIC) -> DemoData:
+def load(
+    name: str,
+    label: str | None,
+    silos: int,
+    seed: int,
+    goal: Goal = LOGISTIC,
+    records: Sequence[int] | None = None,
+) -> DemoData:
     """The data set of that name; a path that ends in .csv needs the name of its label column.
 
-    The goal is logistic regression unless one is given.
+    The goal is logistic regression unless one is given; `records` says how many each silo has.
     """
     made = {"cohorts": cohorts, "breast-cancer": breast_cancer}
     if name in made:
-        data = made[name](silos, seed)
+        data = made[name](silos, seed, records)
         return replace(data, task=aimed(data.task, goal))
     if not name.lower().endswith(".csv"):
         raise BadData(f"no data set {name!r}: choose {CHOICES}")
@@ -33,4 +41,4 @@ def load(name: str, label: str | None, silos: int, seed: int, goal: Goal = LOGIS
         raise BadData(f"{name}: no such file; check the path")
     if label is None:
         raise BadData(f"{name}: say which column is the label (--label COLUMN)")
-    return from_csv(Path(name), label, silos, seed, goal)
+    return from_csv(Path(name), label, silos, seed, goal, records)

@@ -1,5 +1,6 @@
 """A generator of heterogeneous hospital cohorts, the demo's default data."""
 
+from collections.abc import Sequence
 from math import nan, sqrt
 from typing import NamedTuple
 
@@ -13,14 +14,17 @@ from silomix_lab.datasets.tables import BIAS, FEWEST_ROWS, BadData, DemoData, Fl
 _HOLDOUT_ROWS = 4000
 
 
-def cohorts(silos: int, seed: int, rows_per_silo: int = 2000) -> DemoData:
+def cohorts(
+    silos: int, seed: int, records: Sequence[int] | None = None, rows_per_silo: int = 2000
+) -> DemoData:
     """Generate hospital cohorts: who is readmitted within 30 days of discharge?
 
     A patient's standardized readings z are a shared severity, own variation and the case mix of
     the hospital; P[readmitted] = 1/(1 + e^{−1.2(w·z + offset − t)}), with w and offset shifted a
     little per hospital, and t such that about 40 % of all are readmitted.  Skewed readings are
-    log-normal, so no linear model is exact; 2 % of the cells are missing.  Sizes are spread evenly
-    over 0.7 to 1.3 times `rows_per_silo`, in random order, all different.
+    log-normal, so no linear model is exact; 2 % of the cells are missing.  Unless `records` says
+    each silo's, sizes are spread evenly over 0.7 to 1.3 times `rows_per_silo`, in random order, all
+    different.
     """
     if silos < 1 or round(0.7 * rows_per_silo) < max(FEWEST_ROWS, 2 * silos):
         raise BadData(
@@ -30,6 +34,8 @@ def cohorts(silos: int, seed: int, rows_per_silo: int = 2000) -> DemoData:
     rng = np.random.default_rng(seed)
     spread = np.linspace(0.7, 1.3, silos) if silos > 1 else np.ones(1)
     sizes = rng.permutation(np.rint(spread * rows_per_silo).astype(np.int64))
+    if records is not None:
+        sizes = np.array(records, dtype=np.int64)
     held_out = rng.multinomial(_HOLDOUT_ROWS, sizes / sizes.sum())
     hospital = np.repeat(np.arange(silos), sizes + held_out)
     weights = np.array([reading.weight for reading in _READINGS])

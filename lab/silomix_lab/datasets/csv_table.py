@@ -1,7 +1,7 @@
 """A CSV file of the user's own as demo data; every complaint names file, row and column."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf, isfinite, nan
 from pathlib import Path
 
@@ -16,7 +16,14 @@ from silomix_lab.datasets.tables import BIAS, BadData, DemoData, Floats, SiloTab
 _LARGEST_CELL = 1e100  # so that differences of bounds stay finite
 
 
-def from_csv(path: Path, label: str, silos: int, seed: int, goal: Goal = LOGISTIC) -> DemoData:
+def from_csv(
+    path: Path,
+    label: str,
+    silos: int,
+    seed: int,
+    goal: Goal = LOGISTIC,
+    records: Sequence[int] | None = None,
+) -> DemoData:
     """Read demo data from a CSV file with a header, numeric columns (empty = missing) and a label.
 
     The label has two values, or is a number if the goal is a regression.
@@ -26,7 +33,7 @@ def from_csv(path: Path, label: str, silos: int, seed: int, goal: Goal = LOGISTI
     there the bounds are agreed before anybody looks at the records.
     """
     columns, table = _read(path, label, goal)
-    parts, holdout = split(table, silos, 0.2, seed, str(path))
+    parts, holdout = split(table, silos, 0.2, seed, str(path), records)
     features = tuple(
         _measured_bounds(path, name, table.values[:, column]) for column, name in enumerate(columns)
     )

@@ -6,6 +6,7 @@ Promises: the same seed gives the same split, and no record is both in a silo an
 
 import csv
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +51,17 @@ class DemoData:
 
 
 def split(
-    table: SiloTable, silos: int, held_out: float, seed: int, source: str
+    table: SiloTable,
+    silos: int,
+    held_out: float,
+    seed: int,
+    source: str,
+    records: Sequence[int] | None = None,
 ) -> tuple[tuple[SiloTable, ...], SiloTable]:
-    """Split a table at random into parts of nearly equal size, one per silo, and a hold-out."""
+    """Split a table at random into parts, one per silo, and a hold-out.
+
+    The parts are of nearly equal size, unless `records` says how large each is.
+    """
     held = round(held_out * len(table))
     if silos < 1:
         raise BadData(f"{source}: {silos} silos; use at least 1")
@@ -61,10 +70,16 @@ def split(
             f"{source}: {len(table)} rows leave {len(table) - held} beside the hold-out, too few "
             f"for {silos} silos of at least {FEWEST_ROWS}; use fewer silos or more rows"
         )
+    if records is not None and sum(records) > len(table) - held:
+        raise BadData(
+            f"{source}: {len(table)} rows leave {len(table) - held} beside the hold-out, too few "
+            f"for silos of {sum(records)} records together"
+        )
     order = np.random.default_rng(seed).permutation(len(table))
+    cuts = silos if records is None else np.cumsum(records)  # what is beyond the last is left out
     parts = [
         SiloTable(table.values[rows], table.labels[rows])
-        for rows in (order[:held], *np.array_split(order[held:], silos))
+        for rows in (order[:held], *np.array_split(order[held:], cuts)[:silos])
     ]
     return tuple(parts[1:]), parts[0]
 

@@ -22,9 +22,8 @@ from silomix_client.config.silo_config import MAIN
 from silomix_client.config.silo_config import load as load_silo
 from silomix_client.ledger.ledger import Ledger
 from silomix_core.accounting.events import ADJACENCY
-from silomix_core.mechanism.mechanism import Participant
 from silomix_core.study.defaults import chosen, loudness
-from silomix_core.study.derive import setting_of
+from silomix_core.study.derive import participants_of, setting_of
 from silomix_core.study.specification import Specification
 from silomix_core.study.study import Study
 from silomix_core.task.goal import Goal
@@ -133,8 +132,8 @@ def _specification(options: DemoOptions, data: DemoData) -> Specification:
     check_local_steps(named)
     if options.is_central:
         named = behind_the_mixes(named, records, data.task.dimension)
-    participants = [Participant(count, named.target) for count in records]
-    specification = chosen(named, data.task, loudness(participants, named.participants))
+    participants = participants_of(named, records)
+    specification = chosen(named, data.task, loudness(participants, named))
     check_aggregation(specification, setting_of(data.task, specification, participants))
     return specification
 

@@ -27,7 +27,10 @@ class FederatedClassifier(Federated):
         sets rounds, clip and radius itself.
     loss: "logistic", or "hinge" for the algorithms that need no smoothness.
     classes: the two labels, the second being the positive one; public, like the bounds.
-    participants: silos that a round asks, in turns; all unless given.
+    weights: what silos count by, "records" (unless given: all records of all silos alike) or
+        "equal" (all silos alike).
+    participants: silos that a round asks; all unless given.  draw: how these are drawn, "turns"
+        (everybody equally often, and pays only for that) or "independent", as in the papers.
     aggregation: how a round's reports become one: "mean", "bounded-mean" (unless given, where it
         can be), "geometric-median", or "trimmed-mean", which withstands so many `bad_silos`.
     clip: bound on the norm of a record's gradient; radius: that of the ball that the model is kept

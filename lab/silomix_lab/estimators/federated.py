@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
 from silomix_core.algorithms.catalogue import algorithm
-from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import Aggregation, Rule
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
 from silomix_core.study.defaults import chosen, loudness, usual_minimum
-from silomix_core.study.derive import unfit
+from silomix_core.study.derive import participants_of, unfit
+from silomix_core.study.schedule import Draw
 from silomix_core.study.specification import Batching, Specification
+from silomix_core.study.weighting import Weighting
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import Feature, Task
 
@@ -45,7 +46,9 @@ class Federated(ABC):
     algorithm: str = "noisy-mb-sgd"
     rounds: int = 60
     loss: str = LossName.LOGISTIC.value
+    weights: str = Weighting.RECORDS.value
     participants: int | None = None
+    draw: str = Draw.TURNS.value
     aggregation: str | None = None
     bad_silos: int | None = None
     clip: float = 0.25
@@ -177,6 +180,7 @@ class Federated(ABC):
                 f"{model} belongs to study {owner[:12]}, not to {study} ({agreed.short_id})"
             )
         task, aggregation = agreed.task, agreed.named_aggregation
+        some = agreed.participants < len(agreed.silos)
         if task.loss not in cls.losses or task.hidden is not None:
             kind = f"{task.loss.value} loss" if task.hidden is None else "hidden layer"
             raise ValueError(f"{study}: {cls.__name__} does not know the {kind} of this study")
@@ -187,7 +191,9 @@ class Federated(ABC):
             algorithm=agreed.algorithm,
             rounds=agreed.most_rounds,
             loss=task.loss.value,
-            participants=agreed.participants if agreed.participants < len(agreed.silos) else None,
+            weights=agreed.weighting.value,
+            participants=agreed.participants if some else None,
+            draw=agreed.draw.value if some else Draw.TURNS.value,
             aggregation=aggregation.rule.value if aggregation else None,
             bad_silos=(aggregation.bad_silos or None) if aggregation else None,
             clip=agreed.clip,
@@ -262,10 +268,6 @@ class Federated(ABC):
             raise ValueError(f"y of {whose}: {len(values)} labels expected, got {outcomes.shape}")
         return SiloTable(values, self._labels(outcomes, whose))
 
-    def _participants(self, tables: Sequence[SiloTable]) -> list[Participant]:
-        target = PrivacyTarget(self.epsilon, self.delta)
-        return [Participant(len(each), target) for each in tables]
-
     def _specification(self, task: Task, tables: Sequence[SiloTable]) -> Specification:
         """The study that the arguments ask for; "auto" has numbers of its own."""
         asked = Specification(
@@ -276,9 +278,11 @@ class Federated(ABC):
             target=PrivacyTarget(self.epsilon, self.delta),
             participants=self.participants,
             ridge=self.ridge,
+            draw=named(Draw, self.draw),
+            named_weighting=named(Weighting, self.weights),
             named_aggregation=self._aggregation(),
         )
-        loud = loudness(self._participants(tables), self.participants)
+        loud = loudness(participants_of(asked, _sizes(tables)), asked)
         return chosen(asked, task, loud)
 
     def _rehearsal(self, task: Task, tables: Sequence[SiloTable]) -> Rehearsal:
@@ -289,7 +293,7 @@ class Federated(ABC):
             raise ValueError(
                 f"participants: 1 to {len(tables)}, the silos; got {self.participants}"
             )
-        return rehearsal(task, specification, self._participants(tables))
+        return rehearsal(task, specification, participants_of(specification, _sizes(tables)))
 
     def _aggregation(self) -> Aggregation | None:
         if self.aggregation is None and self.bad_silos is None:
@@ -307,6 +311,10 @@ class Federated(ABC):
             "Every further fit on the same records spends as much again."
         )
         return self
+
+
+def _sizes(tables: Sequence[SiloTable]) -> list[int]:
+    return [len(each) for each in tables]
 
 
 def _fresh_bytes() -> Callable[[int], bytes]:

@@ -25,6 +25,7 @@ from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
 from silomix_core.study.defaults import automatic, chosen
+from silomix_core.study.schedule import Draw
 from silomix_core.study.specification import Specification
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT
@@ -214,6 +215,7 @@ def _study(folder: Path, part: LossPart, method: GaoMethod, epsilon: float) -> R
         clip=method.clip,
         target=PrivacyTarget(epsilon, 1 / records**2),
         participants=part.asked,
+        draw=Draw.INDEPENDENT,  # as in the paper
         named_aggregation=MEAN,  # as in the paper
     )
     silos = [Participant(records, specification.target)] * digits.SILOS

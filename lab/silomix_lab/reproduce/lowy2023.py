@@ -146,7 +146,7 @@ def choice(folder: Path, method: LowyMethod, epsilon: float) -> Specification:
         local_steps=LOCAL_STEPS,
         named_aggregation=MEAN,  # as in the paper
     )
-    return chosen(named, method.coding.task, loudness(participants))
+    return chosen(named, method.coding.task, loudness(participants, named))
 
 
 def _participants(folder: Path, epsilon: float) -> list[Participant]:

@@ -121,7 +121,8 @@ def test_whatever_is_wrong_is_one_line_that_names_it(
 def test_a_study_that_hides_its_cost_behind_another_delta_shows_it(consortium: Consortium) -> None:
     """At the δ that its author chose the loss looks like nothing; it is shown at the policy's."""
     own = 'name = "silo-1"\nrecords = 40'
-    altered(consortium, (own, f"{own}\nepsilon = 0.001\ndelta = 0.0999\nweight = 2"))
+    named = 'weights = "records"', 'weights = "named"'
+    altered(consortium, named, (own, f"{own}\nepsilon = 0.001\ndelta = 0.0999\nweight = 2"))
     shown = unfolded(approve(consortium, "--yes").stdout)
     assert "It promises you epsilon 0.001 at delta 0.0999" in shown
     assert "Your hospital counts 1.5 times as much as the average one" in shown
@@ -131,6 +132,7 @@ def test_a_study_that_hides_its_cost_behind_another_delta_shows_it(consortium: C
 
 def test_a_silo_that_loses_less_than_promised_is_told_why(consortium: Consortium) -> None:
     """Silo 2 has 50 records, the smallest silo 40: the same noise hides its records better."""
+    altered(consortium, ('weights = "records"', 'weights = "equal"'))
     study = consortium.folder / "study.toml"
     shown = silomix("silo", "approve", consortium.silos[1], study, "--yes").stdout
     assert cost(shown) < 2

@@ -63,7 +63,10 @@ def test_the_letter_says_what_is_asked_what_it_costs_and_of_whom(consortium: Con
         'The study "test" asks for records of silo-1. It stays within your policy.',
         'To learn "outcome" (yes or no) from 2 columns of your data: "age", "dose".',
         "It is about 40 people of yours, together with 2 other hospitals, in 5 rounds",
+        "All people count alike, whatever hospital they are of.",
         "Every row of your data counts as one person",
+        "3 people together (a family) have epsilon 7.0",
+        "somebody who is another hospital's patient, too, 2.95",
         "Epsilon 2 at your policy's delta 1e-05, over the whole study",
         "Reserved so far: epsilon 0, with this study 2; your policy allows 2 for all studies",
         "a guess about one person that is right 5 times in 100 by chance is right at most 37 times",
@@ -74,7 +77,7 @@ def test_the_letter_says_what_is_asked_what_it_costs_and_of_whom(consortium: Con
         f"no other) {study.identity.hex()}",
     ):
         assert part in shown
-    assert len(written_letter(consortium).splitlines()) < 45
+    assert len(written_letter(consortium).splitlines()) < 48
     assert max(map(len, written_letter(consortium).splitlines())) <= 92
 
 

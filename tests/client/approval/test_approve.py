@@ -21,7 +21,7 @@ from silomix_lab.consortium.create import Consortium
 from silomix_protocol.certificates.certificates import key_pem
 from silomix_protocol.keys import SigningKey, UnusableKey, generate_node_key, write_secret
 from support.consortia import SMALL_TASK, csv_path, write_data
-from support.silos import NOW, approved_silo, open_ledger, study_file, written
+from support.silos import NOW, altered, approved_silo, open_ledger, study_file, written
 
 
 def with_policy(
@@ -89,11 +89,19 @@ def test_a_review_writes_nothing(consortium: Consortium) -> None:
 
 
 def test_a_review_states_the_silos_own_loss(consortium: Consortium) -> None:
-    """The smallest silo loses the study's ε, larger ones less."""
-    losses = [review(load(path), study_file(consortium)).epsilon for path in consortium.silos]
-    assert losses[0] == pytest.approx(consortium.study.target.epsilon, rel=1e-6)
-    assert losses[0] <= consortium.study.target.epsilon
-    assert losses[0] > losses[1] > losses[2] > 0
+    """All records move a sum alike; where all silos do, the smallest loses most."""
+    promised = consortium.study.target.epsilon
+
+    def losses() -> list[float]:
+        return [review(load(path), study_file(consortium)).epsilon for path in consortium.silos]
+
+    alike = losses()
+    assert alike == pytest.approx([promised] * 3, rel=1e-6)
+    assert max(alike) <= promised
+    altered(consortium, ('weights = "records"', 'weights = "equal"'))
+    first, second, third = losses()
+    assert first == pytest.approx(promised, rel=1e-6)
+    assert promised >= first > second > third > 0
 
 
 def test_approvals_are_listed_in_the_order_they_were_given(consortium: Consortium) -> None:

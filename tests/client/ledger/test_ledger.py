@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
-from silomix_client.config.silo_config import SiloConfig
+from silomix_client.config.silo_config import MAIN, SiloConfig
 from silomix_client.errors import BudgetExhausted, LedgerBroken, NotApproved, RefusedQuery
 from silomix_client.ledger.ledger import Ledger
 from silomix_client.ledger.reports import StoredReport
@@ -26,6 +26,7 @@ from support.consortia import make_consortium
 from support.silos import (
     NOW,
     allowing,
+    altered,
     approval_of,
     approved_silo,
     asked,
@@ -278,10 +279,10 @@ def test_a_desk_refuses_beyond_the_policy_and_leaves_the_ledger_unchanged(
 def test_spending_is_what_an_independent_accountant_computes(
     consortium: Consortium, config: SiloConfig, ledger: Ledger
 ) -> None:
-    """From clip, records, dimension and the noise that is added; Balle, Wang 2018, Theorem 8."""
+    """From clip, records (50 on average), dimension and noise; Balle, Wang 2018, Theorem 8."""
     study, delta = consortium.study, 1e-5
     mechanism = study.mechanism()
-    sensitivity = 2 * study.clip / 40 + sqrt(3) * mechanism.grids[0] * (1 + 2**-9)
+    sensitivity = 2 * study.clip / 50 + sqrt(3) * mechanism.grids[0] * (1 + 2**-9)
 
     def excess(epsilon: float, mu: float) -> float:
         far = norm.cdf(-epsilon / mu - mu / 2)
@@ -369,3 +370,51 @@ def test_only_the_owner_can_read_the_ledger(config: SiloConfig) -> None:
 def test_a_commit_waits_for_the_disk(ledger: Ledger) -> None:
     """A crash of the machine, too, must not forget a charge: SQLite's FULL synchronous mode."""
     assert ledger.database.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+# Turns -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_turns(tmp_path: Path) -> Consortium:
+    """Three silos, of which every round asks two: four of six rounds ask each."""
+    return make_consortium(tmp_path / "turns", rounds=6, participants=2)
+
+
+def test_a_silo_reserves_and_is_charged_for_its_turns_alone(in_turns: Consortium) -> None:
+    """Four rounds of less noise cost as much as six of more: the study's ε, and not more."""
+    ledger = open_ledger(approved_silo(in_turns))
+    reserved = ledger.reserved(MAIN)
+    assert reserved.rounds == 4
+    assert reserved.epsilon() == pytest.approx(2.0, rel=1e-6)
+    turns = [n for n in range(1, 7) if "silo-1" in in_turns.study.asked(n)]
+    assert len(turns) == 4
+    for number in turns:
+        charge(ledger, in_turns, number)
+    assert ledger.total().rounds == 4
+    spent = ledger.spending(in_turns.study.identity).epsilon(1e-5)
+    assert spent == pytest.approx(2.0, rel=1e-6)
+    assert spent <= 2.0
+    ledger.close()
+
+
+def test_a_round_beyond_a_silos_turns_is_refused_whatever_the_schedule_would_say(
+    in_turns: Consortium,
+) -> None:
+    """Were the schedule wrong, or checked nowhere, the ledger still has room for no fifth round."""
+    ledger = open_ledger(approved_silo(in_turns))
+    for number in range(1, 5):
+        charge(ledger, in_turns, number)
+    with pytest.raises(BudgetExhausted, match="one more than its phase has"):
+        charge(ledger, in_turns, 5)
+    assert ledger.total().rounds == 4
+    ledger.close()
+
+
+def test_who_may_be_asked_in_all_rounds_pays_for_all(tmp_path: Path) -> None:
+    made = make_consortium(tmp_path / "c", rounds=6, participants=2)
+    drawn = altered(made, ('draw = "turns"', 'draw = "independent"'))
+    assert drawn.study.mechanism().sigma() > 1.2 * made.study.mechanism().sigma()
+    ledger = open_ledger(approved_silo(drawn))
+    assert ledger.reserved(MAIN).rounds == 6
+    ledger.close()

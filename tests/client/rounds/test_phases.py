@@ -269,7 +269,7 @@ def ledger_snapshot(config: SiloConfig, made: Consortium) -> bytes:
 
 
 def weighted(made: Consortium, weights: tuple[float, ...]) -> Consortium:
-    changes = []
+    changes = [('weights = "records"', 'weights = "named"')]
     for silo, weight in zip(made.study.silos, weights, strict=True):
         old = f'name = "{silo.name}"\nrecords = {silo.records}'
         changes.append((old, f"{old}\nweight = {weight}"))
@@ -280,7 +280,7 @@ def test_a_weight_multiplies_the_mean_and_what_is_charged(
     template: Consortium, tmp_path: Path
 ) -> None:
     """Weights 4, 1, 1 average 2: the first silo's mean counts twice."""
-    plain = copied(template, tmp_path / "plain")
+    plain = weighted(copied(template, tmp_path / "plain"), (1.0, 1.0, 1.0))
     heavy = weighted(copied(template, tmp_path / "heavy"), (4.0, 1.0, 1.0))
     means = []
     for made in (plain, heavy):
@@ -303,8 +303,8 @@ def test_a_silo_with_its_own_epsilon_sets_the_noise_and_the_others_lose_less(
     study = made.study
     losses = [study.mechanism().epsilon(study.participant(silo)) for silo in study.silos]
     assert losses[0] == pytest.approx(0.5, rel=1e-6)
-    assert losses[1] < 0.5
-    assert losses[2] < losses[1]
+    assert losses[1] < 0.5  # at a larger delta
+    assert losses[2] == pytest.approx(losses[1], rel=1e-6)  # a record of either moves it as far
     config = approved_silo(made)
     ledger = open_ledger(config)
     assert ledger.approval(study.identity).participant.target == PrivacyTarget(0.5, 1e-6)

@@ -62,12 +62,12 @@ def made_up(count: int, seed: int) -> Records:
 def mechanism(
     silos: list[Participant], held_out: float = 0.25, name: str = "noisy-mb-sgd", **changes: object
 ) -> Mechanism:
-    known = setting_of(TASK, specification(most_rounds=10, held_out=held_out), silos)
+    named = specification(name, most_rounds=10, held_out=held_out)
     return Mechanism.calibrate(
         silos,
         clip=0.25,
         dimension=5,
-        phases=phases_of(algorithm(name), known, held_out),
+        phases=phases_of(setting_of(TASK, named, silos), named),
         **changes,  # type: ignore[arg-type]
     )
 
@@ -245,12 +245,13 @@ def test_standard_errors_are_those_of_the_noise(task: Task) -> None:
 def test_a_held_out_record_moves_a_report_no_farther_than_is_charged(task: Task) -> None:
     """Noise off, every record replaced by one with another label: within the sensitivity."""
     silo, (_, _, records) = Participant(80, TARGET), labelled(task, 80, 11)
-    known = setting_of(task, specification(most_rounds=3, radius=5.0, held_out=0.25), [silo])
+    named = specification(most_rounds=3, radius=5.0, held_out=0.25)
+    known = setting_of(task, named, [silo])
     made = Mechanism.calibrate(
         [silo],
         clip=0.25,
         dimension=task.dimension,
-        phases=phases_of(algorithm("noisy-mb-sgd"), known, 0.25),
+        phases=phases_of(known, named),
     )
     asked = RoundQuery(4, np.random.default_rng(12).normal(0, 2, task.dimension))
 
@@ -316,11 +317,10 @@ def test_an_evaluation_is_charged_as_its_own_phase_and_never_drawn_from() -> Non
 def test_what_is_held_out_is_missing_from_what_the_algorithm_knows() -> None:
     silos = [Participant(400, TARGET)] * 3
     for name, entry in ALGORITHMS.items():
-        known = setting_of(TASK, specification(most_rounds=40, held_out=0.25), silos)
+        named = specification(name, most_rounds=40, held_out=0.25)
+        known = setting_of(TASK, named, silos)
         assert known.records == 300
-        made = Mechanism.calibrate(
-            silos, clip=0.25, dimension=5, phases=phases_of(entry, known, 0.25)
-        )
+        made = Mechanism.calibrate(silos, clip=0.25, dimension=5, phases=phases_of(known, named))
         plan = plan_of(known, made)
         shares = [phase.share for phase in entry.phases(known)]
         assert [phase.share for phase in plan.phases] == pytest.approx(shares), name

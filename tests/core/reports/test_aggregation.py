@@ -222,12 +222,12 @@ def test_where_a_rule_makes_no_sense_it_is_refused_and_the_mean_is_usual(
 ) -> None:
     assert reason in (unusable(rule, given) or "")
     assert unusable(MEAN, given) is None
-    assert usual(given, equal_weights=True) == MEAN
+    assert usual(given, [1.0]) == MEAN
 
 
 def test_the_bounded_mean_is_usual_where_it_can_be_and_weights_are_equal() -> None:
-    assert usual(FITS, equal_weights=True) == USUAL
-    assert usual(FITS, equal_weights=False) == MEAN
+    assert usual(FITS, [1.0, 1.0]) == usual(FITS, [0.7, 1.4]) == USUAL
+    assert usual(FITS, [0.7, 1.41]) == MEAN
     assert unusable(USUAL, FITS) is None
 
 

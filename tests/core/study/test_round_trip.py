@@ -13,9 +13,12 @@ from silomix_core.algorithms.base import LOCAL_STEPS, USUAL_DESCENT, Averaging, 
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.mechanism.mechanism import Minibatch
 from silomix_core.reports.aggregation import Aggregation, Rule
+from silomix_core.study.derive import weighting_of
 from silomix_core.study.reader import parse_study
+from silomix_core.study.schedule import Draw
 from silomix_core.study.specification import Batching, Specification
 from silomix_core.study.study import InvalidStudy, Study
+from silomix_core.study.weighting import Weighting
 from silomix_core.study.writer import study_table
 from silomix_core.task.feature import COMBINES, Feature, FeatureKind, category, flag
 from silomix_core.task.interaction import Interaction
@@ -119,6 +122,8 @@ def specifications(draw: Any) -> Specification:
             tokens=draw(st.booleans()),
         ),
         participants=draw(st.sampled_from([None, SILOS])),
+        draw=draw(st.sampled_from(Draw)),
+        named_weighting=draw(st.sampled_from([None, *Weighting])),
         ridge=draw(st.sampled_from([0.0, 0.125])),
         local_steps=draw(st.integers(1, 9)) if entry.takes_local_steps else None,
         descent=draw(st.sampled_from([None, descent])) if entry.takes_descent else None,
@@ -158,7 +163,12 @@ def test_what_is_written_is_read(task: Task, written: Specification) -> None:
     assume(study is not None)
     assert study is not None
     assert study.task == task
-    named = replace(written, participants=written.participants or SILOS)
+    named = replace(
+        written,
+        participants=written.participants or SILOS,
+        draw=written.draw if written.participants else Draw.INDEPENDENT,  # of all, all the same
+        named_weighting=weighting_of(written),
+    )
     for each in fields(Specification):
         assert getattr(study, each.name) == getattr(named, each.name), each.name
     again = tomli_w.dumps(study_table(study.task, study) | parties).encode("utf-8")

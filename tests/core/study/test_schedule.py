@@ -23,17 +23,27 @@ STUDY, OTHER = b"s" * 32, b"o" * 32
 sizes = st.integers(1, 24).flatmap(lambda silos: st.tuples(st.just(silos), st.integers(1, silos)))
 
 
-def schedule(seed: bytes, silos: int, asked: int, rounds: int) -> list[frozenset[int]]:
-    return [asked_places(seed, number, silos, asked) for number in range(1, rounds + 1)]
+def schedule(
+    seed: bytes, silos: int, asked: int, rounds: int, first: int | None = 1
+) -> list[frozenset[int]]:
+    """The silos of the first so many rounds of a phase in turns; of rounds drawn independently if
+    `first` is None."""
+    numbers = range(first or 1, (first or 1) + rounds)
+    return [asked_places(seed, number, silos, asked, first) for number in numbers]
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.binary(min_size=32, max_size=32), size=sizes, rounds=st.integers(1, 60))
+@given(
+    seed=st.binary(min_size=32, max_size=32),
+    size=sizes,
+    rounds=st.integers(1, 60),
+    first=st.integers(1, 1000),
+)
 def test_every_silo_is_asked_as_often_as_every_other_and_never_twice_in_a_round(
-    seed: bytes, size: tuple[int, int], rounds: int
+    seed: bytes, size: tuple[int, int], rounds: int, first: int
 ) -> None:
     silos, asked = size
-    named = schedule(seed, silos, asked, rounds)
+    named = schedule(seed, silos, asked, rounds, first)
     assert all(len(each) == asked and each <= frozenset(range(silos)) for each in named)
     times = Counter(place for each in named for place in each)
     least, most = rounds * asked // silos, ceil(rounds * asked / silos)
@@ -41,23 +51,32 @@ def test_every_silo_is_asked_as_often_as_every_other_and_never_twice_in_a_round(
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=st.binary(min_size=32, max_size=32), size=sizes, number=st.integers(1, 10**6))
+@given(
+    seed=st.binary(min_size=32, max_size=32),
+    size=sizes,
+    number=st.integers(1, 10**6),
+    after=st.integers(0, 100),
+)
 def test_the_schedule_is_what_the_protocol_says(
-    seed: bytes, size: tuple[int, int], number: int
+    seed: bytes, size: tuple[int, int], number: int, after: int
 ) -> None:
     """Written down once more from docs/protocol.md, in the plainest way."""
     silos, asked = size
     length = silos // gcd(silos, asked)
-    block, first = (number - 1) // length, (number - 1) % length * asked
-    hashes = {
-        sha256(
-            b"silomix/v1/asked\0" + seed + block.to_bytes(4, "big") + place.to_bytes(4, "big")
-        ).digest(): place
-        for place in range(silos)
-    }
-    order = [hashes[each] for each in sorted(hashes)]
-    expected = {order[each % silos] for each in range(first, first + asked)}
-    assert asked_places(seed, number, silos, asked) == expected
+    phase = max(1, number - after)  # its first round
+
+    def order(begins: int) -> list[int]:
+        label = b"silomix/v1/asked\0" + seed + begins.to_bytes(4, "big")
+        hashes = {
+            sha256(label + place.to_bytes(4, "big")).digest(): place for place in range(silos)
+        }
+        return [hashes[each] for each in sorted(hashes)]
+
+    begins = phase + (number - phase) // length * length
+    turn, standing = (number - begins) * asked, order(begins)
+    expected = {standing[each % silos] for each in range(turn, turn + asked)}
+    assert asked_places(seed, number, silos, asked, phase) == expected
+    assert asked_places(seed, number, silos, asked, None) == set(order(number)[:asked])
 
 
 def test_other_studies_and_other_blocks_ask_in_another_order() -> None:
@@ -71,16 +90,17 @@ def test_other_studies_and_other_blocks_ask_in_another_order() -> None:
 def test_every_choice_of_silos_is_as_likely_as_every_other() -> None:
     """2000 studies, 10 pairs of 5 silos, each 200 ± 13.4: beyond 5 deviations once in 10⁵ runs
     (and never again, since the seeds are fixed)."""
-    drawn = Counter(asked_places(sha256(bytes([i // 256, i % 256])).digest(), 3, 5, 2)
-                    for i in range(2000))  # fmt: skip
-    assert len(drawn) == comb(5, 2)
-    assert all(abs(times - 200) < 5 * 13.4 for times in drawn.values())
+    for first in (1, None):
+        drawn = Counter(asked_places(sha256(bytes([i // 256, i % 256])).digest(), 3, 5, 2, first)
+                        for i in range(2000))  # fmt: skip
+        assert len(drawn) == comb(5, 2)
+        assert all(abs(times - 200) < 5 * 13.4 for times in drawn.values())
 
 
 @pytest.mark.parametrize("asked", [0, 4])
 def test_a_round_that_would_ask_nobody_or_more_than_there_are_is_refused(asked: int) -> None:
     with pytest.raises(ValueError, match="a round asks 1 to 3 silos"):
-        asked_places(STUDY, 1, 3, asked)
+        asked_places(STUDY, 1, 3, asked, 1)
 
 
 def test_a_study_names_its_silos_in_the_rosters_order() -> None:
@@ -88,10 +108,32 @@ def test_a_study_names_its_silos_in_the_rosters_order() -> None:
     roster = tuple(silo["name"] for silo in tree["silos"])
     assert {parse(tree).asked(number) for number in range(1, 5)} == {roster}
     tree["batch"]["minimum"] = tree["algorithm"]["participants"] = 2
+    for draw, first in (("turns", 1), ("independent", None), (None, None)):
+        tree["algorithm"].pop("draw", None)
+        if draw is not None:
+            tree["algorithm"]["draw"] = draw
+        study = parse(tree)
+        for number in range(1, study.rounds + 1):
+            places = sorted(asked_places(study.identity, number, len(roster), 2, first))
+            assert study.asked(number) == tuple(roster[place] for place in places)
+
+
+def test_every_phase_begins_turns_of_its_own() -> None:
+    """One-pass learning has a phase for each round; localized learning a few, of several rounds."""
+    tree = study_tree()
+    tree["batch"]["minimum"] = tree["algorithm"]["participants"] = 2
+    tree["algorithm"] |= {"draw": "turns", "name": "localized-mb-sgd", "rounds": 40}
     study = parse(tree)
-    for number in range(1, study.rounds + 1):
-        places = sorted(asked_places(study.identity, number, len(roster), 2))
-        assert study.asked(number) == tuple(roster[place] for place in places)
+    assert len(study.phases) > 1
+    first = 1
+    for phase in study.phases:
+        rounds = range(first, first + phase.rounds)
+        assert phase.turns == ceil(phase.rounds * 2 / 3)
+        times = Counter(name for number in rounds for name in study.asked(number))
+        assert max(times.values()) == phase.turns
+        first += phase.rounds
+    with pytest.raises(ValueError, match="beyond the"):
+        study.asked(first)
 
 
 def test_a_simulation_asks_by_the_schedule_of_a_study() -> None:
@@ -112,7 +154,7 @@ def test_a_simulation_asks_by_the_schedule_of_a_study() -> None:
     participants = [Participant(50, PrivacyTarget(2.0, 1e-6))] * 5
     named = specification(most_rounds=12, radius=5.0, clip=0.5, participants=3)
     setting = setting_of(task, named, participants)
-    phases, dimension = phases_of(entry, setting), task.dimension
+    phases, dimension = phases_of(setting, named), task.dimension
     mechanism = Mechanism.calibrate(participants, clip=0.5, dimension=dimension, phases=phases)
     silos, rng = [Noted() for _ in participants], np.random.default_rng(3)
     run_study(entry, plan_of(setting, mechanism), mechanism, silos, rng, bytes)

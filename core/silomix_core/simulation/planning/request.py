@@ -128,7 +128,7 @@ class PlanRequest:
             dimension=self.dimension,
         )
         if self.named_rule is None:
-            return usual(given, equal_weights=True)
+            return usual(given, [1.0])
         if (reason := unusable(self.named_rule, given)) is not None:
             raise InvalidPlan(f"aggregation {reason}")
         return self.named_rule

@@ -13,6 +13,7 @@ from silomix_core.evaluation.pooled_baseline import multinomial_regression
 from silomix_core.mechanism.mechanism import Minibatch, Participant
 from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
+from silomix_core.study.schedule import Draw
 from silomix_core.study.specification import Specification
 from silomix_core.task.task import UNIT
 
@@ -97,6 +98,7 @@ def study(size: Size, level: float, method: NobleMethod, radius: float) -> Rehea
         target=target,
         ridge=RIDGE,
         participants=size.asked,
+        draw=Draw.INDEPENDENT,  # as in the paper
         local_steps=method.local_steps,
         minibatch=Minibatch(Scheme.POISSON, DATA_RATIO),
         named_aggregation=MEAN,  # as in the paper
