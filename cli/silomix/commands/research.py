@@ -316,8 +316,19 @@ def reproduce(
 @with_options(minibatch=minibatch_options, aggregation=aggregation_options)
 def plan_study(
     *,
-    records: Annotated[int, typer.Option(help="Records of each silo (of the smallest one).")],
-    silos: Annotated[int, typer.Option(help="Hospitals.")],
+    records: Annotated[
+        str, typer.Option(help="Records of each silo: 1734, or where they differ 300,4000*9.")
+    ],
+    silos: Annotated[
+        int | None, typer.Option(help="Hospitals, if --records is one number.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="What silos count by: records (unless given: all records of all silos alike) or "
+            "equal (all silos alike)."
+        ),
+    ] = None,
     dimension: Annotated[
         int, typer.Option(help="Coordinates of the model, its bias included: features + 1.")
     ],
@@ -388,6 +399,7 @@ def plan_study(
         radius=radius,
         seeds=seeds,
         silos=silos,
+        weights=weights,
         dimension=dimension,
         minibatch=minibatch,
         minimum_batch=minimum_batch,

@@ -13,7 +13,7 @@ from silomix_core.claims.central import central_figures
 from silomix_core.claims.groups import in_several_silos, most_exposed, several_people
 from silomix_core.mechanism.mechanism import Mechanism
 from silomix_core.reports.aggregation import Rule
-from silomix_core.study.costliest import Costliest, costliest
+from silomix_core.study.costliest import costliest
 from silomix_core.study.schedule import Draw
 from silomix_core.study.study import Study
 from silomix_core.study.weighting import Weighting
@@ -91,18 +91,10 @@ def _spending_lines(study: Study, mechanism: Mechanism) -> list[str]:
         lines += [f"and {more} more, which [[silos]] of its file lists"] if more > 0 else []
     shown = [f"{'silo' if not index else '':<17}{line}" for index, line in enumerate(lines)]
     found = costliest(participants)
-    return shown + ([] if found is None else titled("noise for one", _costs_all(study, found)))
-
-
-def _costs_all(study: Study, found: Costliest) -> str:
-    silo = study.silos[found.place]
-    if found.for_its_target:
-        target = silo.target or study.target
-        whose, advice = f"epsilon {target.epsilon:g}", "agree on a larger one"
-    else:
-        whose, advice = counted(silo.records, "record", "records"), "weight by records"
-    costs = f"{short(silo.name)}'s {whose} cost everybody {found.times:.2g} times the noise"
-    return f"{costs}: {advice}, or leave it out"
+    if found is None:
+        return shown
+    name, silo = short(study.silos[found.place].name), participants[found.place]
+    return shown + titled("noise for one", found.in_words(name, silo))
 
 
 def _group_lines(study: Study, mechanism: Mechanism) -> list[str]:

@@ -23,6 +23,15 @@ class Costliest:
     times: float
     for_its_target: bool
 
+    def in_words(self, name: str, silo: Participant) -> str:
+        """What the silo of that name costs the others, and what would help."""
+        if self.for_its_target:
+            whose, advice = f"epsilon {silo.target.epsilon:g}", "agree on a larger one"
+        else:
+            whose, advice = f"{silo.records} records", "weight by records"
+        costs = f"{name}'s {whose} cost everybody {self.times:.2g} times the noise"
+        return f"{costs}: {advice}, or leave it out"
+
 
 def costliest(silos: Sequence[Participant]) -> Costliest | None:
     """The silo that costs the others a quarter more noise or more; None if there is none."""

@@ -30,7 +30,7 @@ def draw(made: Plan, cells: tuple[GridCell, ...], path: Path) -> None:
     right.set_title("error against rounds")
     right.set_xlabel("rounds")
     figure.suptitle(
-        f"Synthetic records: {request.silos} silos of {request.records}, {request.dimension} "
+        f"Synthetic records: {request.silos} silos of {request.each_has}, {request.dimension} "
         f"coordinates, clip {request.clip:g}, {request.minibatch.scheme.value} batches, "
         f"{request.algorithm}",
         fontsize=11,

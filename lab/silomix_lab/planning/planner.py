@@ -5,6 +5,7 @@ and a picture.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -31,12 +32,16 @@ from silomix_core.simulation.planning import (
 from silomix_core.simulation.planning.grid import Estimate, GridCell
 from silomix_core.simulation.planning.request import DEFAULT_ROUNDS, GOOD_CLIPS
 from silomix_core.simulation.planning.simulated_studies import LARGEST_DIMENSION, simulated_task
+from silomix_core.study.costliest import costliest
 from silomix_core.study.defaults import automatic, chosen
+from silomix_core.study.weighting import Weighting
 
 from silomix_lab.choices.minibatch import described
+from silomix_lab.choices.silos import records_of, weighting_of
 
 Number = TypeVar("Number", int, float)
 DEFAULT_PICTURE = Path("silomix-plan.png")
+_MOST_SIZES = 30
 BASELINE = "logistic regression without privacy on the same synthetic records"
 
 
@@ -74,7 +79,9 @@ def run_plan(options: PlanOptions, console: Console) -> None:
 def plan_request(
     *,
     algorithm: str,
-    records: int,
+    records: str,
+    silos: int | None,
+    weights: str | None,
     epsilon: str,
     delta: float | None,
     rounds: str | None,
@@ -92,11 +99,15 @@ def plan_request(
         auto = chosen(automatic(PrivacyTarget(1.0, 1e-6)), task, inf)
         algorithm, rounds = auto.algorithm, str(auto.most_rounds)
         clip, radius = auto.clip, auto.radius
+    sizes = _sizes(records, silos)
     numbers = None if rounds is None else _grid("--rounds", rounds, int, "20,60,100")
     return PlanRequest(
         algorithm=algorithm,
-        records=records,
-        delta=1 / max(records, 1) ** 2 if delta is None else delta,
+        silos=len(sizes),
+        records=sum(sizes) // len(sizes),
+        sizes=sizes if min(sizes) < max(sizes) else (),
+        weighting=weighting_of(weights) or Weighting.RECORDS,
+        delta=1 / min(sizes) ** 2 if delta is None else delta,
         epsilons=_grid("--epsilon", epsilon, float, "0.5,1,2"),
         rounds=numbers or DEFAULT_ROUNDS,
         clip=GOOD_CLIPS[0] if clip is None else clip,
@@ -104,6 +115,19 @@ def plan_request(
         seeds=seeds if simulation else 0,
         **others,
     )
+
+
+def _sizes(records: str, silos: int | None) -> tuple[int, ...]:
+    """The records of each silo: one number for all of `silos`, or a list such as 300,4000*9."""
+    sizes = records_of(records)
+    if len(sizes) == 1 and silos is not None and silos >= 1:
+        return sizes * min(silos, 100_001)  # the request refuses more than 100,000
+    if silos is None and len(sizes) > 1:
+        return sizes
+    if silos != len(sizes):
+        wanted = "say how many there are" if silos is None else f"not {silos}"
+        raise InvalidPlan(f"--silos: --records {records} is of {len(sizes)}; {wanted}")
+    return sizes
 
 
 def _grid(
@@ -171,6 +195,7 @@ def show(made: Plan, console: Console) -> None:
     console.print(_rows(_notes(made)))
     console.print()
     console.print(_rows(_figure_rows(made.recommendation.cell)))
+    console.print(_rows(_silo_rows(made.request, made.recommendation.cell)))
     console.print()
     console.print(_rows(_recommendation_rows(made)))
 
@@ -188,7 +213,7 @@ def _rows(rows: list[tuple[str, str]]) -> Table:
 def _cells_table(made: Plan) -> Table:
     request = made.request
     table = Table(
-        title=f"{request.silos} silos of {request.records} records, {request.dimension} "
+        title=f"{request.silos} silos of {request.each_has} records, {request.dimension} "
         f"coordinates, clip {request.clip:g}, {described(request.minibatch)}, "
         f"{request.algorithm}",
         title_justify="left",
@@ -249,6 +274,40 @@ def _notes(made: Plan) -> list[tuple[str, str]]:
     return rows
 
 
+def silos_of(request: PlanRequest, cell: GridCell) -> list[dict[str, float]]:
+    """For each size of silo: how many there are, what each spends, and its share of the result."""
+    silos = Counter(request.participants(cell.epsilon))
+    return [
+        {
+            "silos": count,
+            "records": each.records,
+            "share": each.weight / request.silos,
+            "epsilon": cell.mechanism.epsilon(each),
+        }
+        for each, count in sorted(silos.items(), key=lambda kind: kind[0].records)
+    ]
+
+
+def _silo_rows(request: PlanRequest, cell: GridCell) -> list[tuple[str, str]]:
+    if not request.sizes:
+        return []
+    kinds = silos_of(request, cell)
+    rows = [
+        (
+            "silos" if not index else "",
+            f"{each['silos']} of {each['records']} records: {100 * each['share']:.3g} % of the "
+            f"result, spends ε {each['epsilon']:.4g} at δ = {request.delta:.4g}",
+        )
+        for index, each in enumerate(kinds[:_MOST_SIZES])
+    ]
+    if (more := len(kinds) - _MOST_SIZES) > 0:
+        rows.append(("", f"and {more} more sizes"))
+    silos = request.participants(cell.epsilon)
+    if (found := costliest(silos)) is not None:
+        rows.append(("", found.in_words(f"silo {found.place + 1}", silos[found.place])))
+    return rows
+
+
 def _figure_rows(cell: GridCell) -> list[tuple[str, str]]:
     rows = []
     for figure in cell.figures:
@@ -293,7 +352,8 @@ def to_json(made: Plan) -> dict[str, object]:
         **_cell_json(best.cell),
         "request": {
             "silos": request.silos,
-            "records": request.records,
+            "records": list(request.sizes) or request.records,
+            "weights": request.weighting.value,
             "dimension": request.dimension,
             "delta": request.delta,
             "clip": request.clip,
@@ -325,6 +385,7 @@ def to_json(made: Plan) -> dict[str, object]:
             "baseline": BASELINE,
             "baseline_error": simulated.baseline_error,
         },
+        "silos": silos_of(request, best.cell),
         "cells": [_cell_json(cell) for cell in made.cells],
         "impossible": [
             {"epsilon": each.epsilon, "rounds": each.rounds, "reason": each.reason}

@@ -155,7 +155,7 @@ def test_the_simulation_asks_the_algorithm_with_clipped_means_and_the_mechanisms
     spy = Algorithm("spy", "", "", "", listen, lambda known: (Phase(known.rounds),))
     asked = PlanRequest(9, 30, 400, delta=1e-5, epsilons=(1.0,), clip=0.3)
     data = synthetic(shape, 50.0, np.random.default_rng(1))
-    setting, silos = asked.setting(1.0, 40), [asked.participant(1.0)] * 9
+    setting, silos = asked.setting(1.0, 40), asked.participants(1.0)
     reception = Reception(mechanism, silos, rule) if rule else None
     cases = [Case(mechanism, setting, reception)]
     excess_errors(data, shape, spy, cases, np.random.default_rng(2))

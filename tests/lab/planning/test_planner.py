@@ -172,6 +172,11 @@ def test_one_record_reports_of_many_silos_get_a_figure_below_the_local_one(tmp_p
             ("--epsilon", "1", "--aggregation", "trimmed-mean", "--bad-silos", "10"),
             "aggregation trimmed-mean",
         ),
+        (("--epsilon", "1", "--records", "3*x"), "--records '3*x': use numbers such as 300"),
+        (("--epsilon", "1", "--records", "3,4"), "--silos: --records 3,4 is of 2; not 25"),
+        (("--epsilon", "1", "--records", "0,4"), "--records 0: use 1 to 100000000 records"),
+        (("--epsilon", "1", "--records", "5*10001"), "--records 5*10001: use 1 to"),
+        (("--epsilon", "1", "--weights", "size"), "--weights 'size': use one of records, equal"),
         (("--epsilon", "1", "--seeds", "0"), "--seeds 0: use at least 1, or --no-simulation"),
         (("--epsilon", "1", "--no-simulation", "--png", "x.png"), "--png x.png: without a simul"),
         (("--epsilon", "1", "--json", "/nowhere/x.json"), "/nowhere/x.json: not a file in an"),
@@ -199,3 +204,37 @@ def test_the_help_has_an_example_and_says_what_a_dimension_is() -> None:
     result = in_process("--help")
     assert "silomix plan --records 1734 --silos 25 --dimension 50" in result.output
     assert "Coordinates of the model, its bias included" in result.output
+
+
+# Silos of different sizes ------------------------------------------------------------------------
+
+UNEQUAL = ("--records", "300,4000*9", "--dimension", "13", "--epsilon", "1", "--rounds", "60")
+
+
+def planned(tmp_path: Path, *more: object) -> tuple[str, dict[str, Any]]:
+    path = tmp_path / "out.json"
+    result = in_process(*UNEQUAL, "--no-simulation", "--json", path, *more)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split()), json.loads(path.read_text())
+
+
+def test_each_size_of_silo_is_listed_with_what_it_spends_and_counts(tmp_path: Path) -> None:
+    shown, written = planned(tmp_path)
+    assert "10 silos of 300 to 4000 records" in shown
+    assert "1 of 300 records: 0.826 % of the result, spends ε 1 at" in shown
+    small, large = written["silos"]
+    assert (small["silos"], small["records"], large["silos"]) == (1, 300, 9)
+    assert small["epsilon"] == pytest.approx(large["epsilon"], rel=1e-6)
+    assert small["share"] + 9 * large["share"] == pytest.approx(1.0)
+    assert "times the noise" not in shown
+
+
+def test_the_silo_for_whose_sake_everybody_has_noise_is_named(tmp_path: Path) -> None:
+    shown, written = planned(tmp_path, "--weights", "equal")
+    advice = "cost everybody 13 times the noise: weight by records, or leave it out"
+    assert f"silo 1's 300 records {advice}" in shown
+    small, large = written["silos"]
+    assert large["epsilon"] < small["epsilon"] / 10
+    _, by_records = planned(tmp_path)
+    # of 36,300 records in all, against ten silos of 300
+    assert written["sigma"] / by_records["sigma"] == pytest.approx(36_300 / 3_000, rel=1e-3)

@@ -125,7 +125,7 @@ def simulate(
                 errors[mechanism].append(error)
     simulated = Simulated(
         records=request.shape.simulated_records,
-        of_records=request.silos * request.records,
+        of_records=sum(request.sizes) or request.silos * request.records,
         seeds=request.seeds,
         baseline_error=float(np.mean(baselines)),
     )
@@ -145,11 +145,11 @@ def paper_sigma(mechanism: Mechanism, participant: Participant) -> float:
 
 
 def _cell(request: PlanRequest, epsilon: float, rounds: int) -> GridCell:
-    mechanism, participant = request.mechanism(epsilon, rounds), request.participant(epsilon)
+    mechanism, silos = request.mechanism(epsilon, rounds), request.participants(epsilon)
     sigma = largest_sigma(mechanism)
     paper, reason = None, None
     try:
-        paper = paper_sigma(mechanism, participant)
+        paper = paper_sigma(mechanism, request.smallest(epsilon))
     except OutsideValidity as error:
         reason = str(error)
     return GridCell(
@@ -162,7 +162,7 @@ def _cell(request: PlanRequest, epsilon: float, rounds: int) -> GridCell:
         signal_to_noise=mechanism.clip / (sigma * sqrt(request.dimension / request.silos)),
         figures=central_figures(
             mechanism,
-            [participant] * request.silos,
+            silos,
             minimum_batch=request.fewest_reports,
             is_mean=request.aggregation(mechanism).is_mean,
         ),
@@ -201,5 +201,4 @@ def _case(request: PlanRequest, mechanism: Mechanism, epsilon: float) -> Case:
     rule = request.aggregation(mechanism)
     if rule.is_mean or request.silos > LARGEST_ROUND:
         return Case(mechanism, setting)
-    silos = [request.participant(epsilon)] * request.silos
-    return Case(mechanism, setting, Reception(mechanism, silos, rule))
+    return Case(mechanism, setting, Reception(mechanism, request.participants(epsilon), rule))

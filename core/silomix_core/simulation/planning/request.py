@@ -14,8 +14,9 @@ from silomix_core.simulation.planning.simulated_studies import (
     simulated_task,
 )
 from silomix_core.study.defaults import usual_minimum
-from silomix_core.study.derive import setting_of
+from silomix_core.study.derive import participants_of, setting_of
 from silomix_core.study.specification import Specification
+from silomix_core.study.weighting import Weighting
 
 DEFAULT_ROUNDS = (10, 20, 40, 60, 100, 200)
 # The clips that did best without tuning: unit-norm features 0.5, features in the unit ball 0.25
@@ -32,9 +33,10 @@ class InvalidPlan(ValueError):
 class PlanRequest:
     """`silos` silos of `records` records each, and the values of ε and rounds to choose from.
 
-    dimension: coordinates of the model, its bias included; minimum_batch: the fewest reports of a
-    batch, by default 80 % of the silos; seeds: runs of the simulation, 0 for none; named_rule: how
-    reports become one, by default as in a study that names no rule.
+    sizes: the records of each, if they differ, `records` being the average; weighting: what silos
+    count by, if they differ; dimension: coordinates of the model, its bias included; minimum_batch:
+    the fewest reports of a batch, by default 80 % of the silos; seeds: runs of the simulation, 0
+    for none; named_rule: how reports become one, by default as in a study that names no rule.
     """
 
     silos: int
@@ -50,10 +52,14 @@ class PlanRequest:
     radius: float = 50.0
     seeds: int = 5
     named_rule: Aggregation | None = None
+    sizes: tuple[int, ...] = ()
+    weighting: Weighting = Weighting.RECORDS
 
     def __post_init__(self) -> None:
         _whole("silos", self.silos, 1, 100_000)
         _whole("records", self.records, 1, 100_000_000)
+        if self.sizes and len(self.sizes) != self.silos:
+            raise InvalidPlan(f"silos {self.silos}: there are {len(self.sizes)} numbers of records")
         _whole("dimension", self.dimension, 2, 2**21)  # a bias and at least one feature
         _whole("seeds", self.seeds, 0, 1000)
         _whole("minimum-batch", self.fewest_reports, 1, self.silos)
@@ -74,6 +80,12 @@ class PlanRequest:
             raise InvalidPlan(str(error)) from error
 
     @property
+    def each_has(self) -> str:
+        """How many records a silo has, in words."""
+        sizes = self.sizes
+        return f"{min(sizes)} to {max(sizes)}" if sizes else str(self.records)
+
+    @property
     def fewest_reports(self) -> int:
         if self.minimum_batch is None:
             return usual_minimum(self.silos)
@@ -88,14 +100,20 @@ class PlanRequest:
         small = self.dimension <= LARGEST_DIMENSION
         return self.seeds > 0 and small and algorithm(self.algorithm).local is None
 
-    def participant(self, epsilon: float) -> Participant:
-        return Participant(self.records, PrivacyTarget(epsilon, self.delta))
+    def participants(self, epsilon: float) -> list[Participant]:
+        """The silos, all with this ε."""
+        named = self._specification(epsilon, max(self.rounds))
+        return participants_of(named, self.sizes or (self.records,) * self.silos)
+
+    def smallest(self, epsilon: float) -> Participant:
+        return min(self.participants(epsilon), key=lambda each: each.records)
 
     def setting(self, epsilon: float, rounds: int) -> Setting:
         """The setting that an algorithm is given in the study of one cell."""
-        silos = [self.participant(epsilon)] * self.silos
         return setting_of(
-            simulated_task(self.dimension), self._specification(epsilon, rounds), silos
+            simulated_task(self.dimension),
+            self._specification(epsilon, rounds),
+            self.participants(epsilon),
         )
 
     def _specification(self, epsilon: float, rounds: int) -> Specification:
@@ -106,12 +124,13 @@ class PlanRequest:
             clip=self.clip,
             target=PrivacyTarget(epsilon, self.delta),
             minibatch=self.minibatch,
+            named_weighting=self.weighting,
         )
 
     def mechanism(self, epsilon: float, rounds: int) -> Mechanism:
         """The mechanism of one cell, or CalibrationImpossible."""
         return Mechanism.calibrate(
-            [self.participant(epsilon)],
+            list(dict.fromkeys(self.participants(epsilon))),
             clip=self.clip,
             dimension=self.dimension,
             phases=algorithm(self.algorithm).phases(self.setting(epsilon, rounds)),
@@ -128,7 +147,7 @@ class PlanRequest:
             dimension=self.dimension,
         )
         if self.named_rule is None:
-            return usual(given, [1.0])
+            return usual(given, [each.weight for each in self.participants(self.epsilons[0])])
         if (reason := unusable(self.named_rule, given)) is not None:
             raise InvalidPlan(f"aggregation {reason}")
         return self.named_rule
