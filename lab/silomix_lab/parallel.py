@@ -56,14 +56,22 @@ class Spread:
     mean: float
     deviation: float | None
     margin: float | None
+    trials: int = 1
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        mean = float(np.mean(values))
-        if len(values) < 2:
+        mean, trials = float(np.mean(values)), len(values)
+        if trials < 2:
             return cls(mean, None, None)
-        from scipy.stats import t
-
         deviation = float(np.std(values, ddof=1))
-        margin = float(t.ppf(0.975, len(values) - 1)) * deviation / sqrt(len(values))
-        return cls(mean, deviation, margin)
+        return cls(mean, deviation, _margin(deviation, trials, 1), trials)
+
+    def margin_among(self, looks: int) -> float | None:
+        """Half the width of an interval of which so many all hold with 95 % (Bonferroni)."""
+        return None if self.deviation is None else _margin(self.deviation, self.trials, looks)
+
+
+def _margin(deviation: float, trials: int, looks: int) -> float:
+    from scipy.stats import t
+
+    return float(t.isf(0.025 / looks, trials - 1)) * deviation / sqrt(trials)

@@ -32,6 +32,7 @@ from silomix_protocol.host.terminal import shown
 from silomix_lab.choices.goal import LOGISTIC
 from silomix_lab.choices.minibatch import described
 from silomix_lab.choices.specification import behind_the_mixes, check
+from silomix_lab.colours import colours
 from silomix_lab.datasets.by_name import load
 from silomix_lab.datasets.tables import DemoData
 from silomix_lab.parallel import Spread, run_all
@@ -305,12 +306,13 @@ def _draw(
         raise Failure("the picture needs matplotlib; install silomix[demo]") from missing
     figure = Figure(figsize=(9.0, 4.5), layout="constrained")
     axes = figure.subplots()
-    for name in options.algorithms:
+    for colour, name in zip(colours(len(options.algorithms)), options.algorithms, strict=True):
         own = [line for line in lines if line.algorithm == name]
         axes.errorbar(
             [line.epsilon for line in own],
             [line.error for line in own],
             [line.deviation or 0.0 for line in own],
+            color=colour,
             marker="o",
             capsize=3,
             label=name,

@@ -30,10 +30,12 @@ from silomix_core.study.specification import Specification
 from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT
 
+from silomix_lab.colours import colours
 from silomix_lab.parallel import Spread
 from silomix_lab.reproduce import digits
 from silomix_lab.reproduce.drawing import Curve, draw_line, finish
 from silomix_lab.reproduce.experiment import (
+    ClaimedBound,
     Experiment,
     ExperimentRequest,
     Findings,
@@ -340,7 +342,7 @@ def _beats(
     for epsilon in EPSILONS:
         first, second = (_least(results, part, each, epsilon) for each in (ones, others))
         if first and second and (found := difference(first[1], second[1])) is not None:
-            bounds.append((f"ε = {epsilon:g}", found.mean, found.margin, 0.0))
+            bounds.append(ClaimedBound(f"ε = {epsilon:g}", found))
     noise = ones[0].noise.value + (" noise" if ones[0].noise is NoiseFormula.EXACT else "")
     one, other = ones[0].algorithm, others[0].algorithm
     return below(f"{one} has less error than {other} at every ε ({where}, {noise})", bounds)
@@ -367,7 +369,7 @@ def _best(results: GaoResults, part: LossPart, where: str) -> PaperClaim:
         if best is not None:
             found = difference(results.all(part, AUTO, epsilon), best[1])
             if found is not None:
-                bounds.append((f"ε = {epsilon:g} ({best[0]})", found.mean, found.margin, 0.0))
+                bounds.append(ClaimedBound(f"ε = {epsilon:g} ({best[0]})", found))
     return below(f"ours: auto has less error than the best of the others ({where})", bounds)
 
 
@@ -376,7 +378,7 @@ def _aims(results: GaoResults, part: LossPart) -> PaperClaim:
     for epsilon, aim in AIMS.items():
         found = results.excess(part, AUTO, epsilon)
         if found is not None:
-            bounds.append((f"ε = {epsilon:g} (aim {aim:g})", found.mean, found.margin, aim))
+            bounds.append(ClaimedBound(f"ε = {epsilon:g} (aim {aim:g})", found, aim))
     return below("ours: auto's excess is below its aims", bounds)
 
 
@@ -414,14 +416,14 @@ def _draw(results: GaoResults, parts: Sequence[LossPart], path: Path) -> None:
     rows = figure.subplots(1, len(parts), squeeze=False)
     floor = float(np.mean(results.floor()))
     for axes, part in zip(rows[0], parts, strict=True):
-        for index, method in enumerate(part.methods):
+        for colour, method in zip(colours(len(part.methods)), part.methods, strict=True):
             found = [
                 (epsilon, spread.mean, spread.deviation or 0.0)
                 for epsilon in EPSILONS
                 if (errors := results.all(part, method, epsilon)) and (spread := Spread.of(errors))
             ]
             line = Curve(method.name, found, method.noise, bold=method is AUTO)
-            draw_line(axes, line, f"C{index}")
+            draw_line(axes, line, colour)
         axes.set(xscale="log", xlabel="ε", ylabel="test error, %")
         axes.set_title(f"{part.loss.value} loss, M = {part.asked}")
         axes.set_ylim(floor - 1, floor + 8)

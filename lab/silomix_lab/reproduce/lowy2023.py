@@ -28,10 +28,12 @@ from silomix_core.study.defaults import automatic, chosen, loudness
 from silomix_core.study.specification import Specification
 from silomix_core.task.task import UNIT
 
+from silomix_lab.colours import colours
 from silomix_lab.parallel import Spread
 from silomix_lab.reproduce import insurance
 from silomix_lab.reproduce.drawing import Curve, draw_line, finish
 from silomix_lab.reproduce.experiment import (
+    ClaimedBound,
     Experiment,
     ExperimentRequest,
     Findings,
@@ -298,7 +300,7 @@ def _beats(
     for epsilon in EPSILONS:
         first, second = (_least(results, each, epsilon) for each in (ones, others))
         if first and second and (found := difference(first[1], second[1])) is not None:
-            bounds.append((f"ε = {epsilon:g}", found.mean, found.margin, 0.0))
+            bounds.append(ClaimedBound(f"ε = {epsilon:g}", found))
     noise = ones[0].noise.value + (" noise" if ones[0].noise is NoiseFormula.EXACT else "")
     return below(f"MB-SGD has less error than local SGD at every ε ({noise})", bounds)
 
@@ -322,7 +324,7 @@ def _best(results: LowyResults) -> PaperClaim:
         if best is not None:
             found = difference(results.all(AUTO, epsilon), best[1])
             if found is not None:
-                bounds.append((f"ε = {epsilon:g} ({best[0]})", found.mean, found.margin, 0.0))
+                bounds.append(ClaimedBound(f"ε = {epsilon:g} ({best[0]})", found))
     return below("ours: auto has less error than the best of the others at every ε", bounds)
 
 
@@ -335,8 +337,8 @@ def _aims(results: LowyResults, method: LowyMethod) -> list[PaperClaim]:
         excess = difference(found, results.floors(method.coding))
         if excess is not None:
             error, over = Spread.of(found), aim - REPEATED_FLOOR
-            errors.append((f"ε = {epsilon:g} (aim {aim:g})", error.mean, error.margin, aim))
-            excesses.append((f"ε = {epsilon:g} (aim {over:.1f})", excess.mean, excess.margin, over))
+            errors.append(ClaimedBound(f"ε = {epsilon:g} (aim {aim:g})", error, aim))
+            excesses.append(ClaimedBound(f"ε = {epsilon:g} (aim {over:.1f})", excess, over))
     return [
         below(f"ours: {method.name}: error is below its aims", errors),
         below(f"ours: {method.name}: error over the floor is below that of its aims", excesses),
@@ -372,19 +374,18 @@ def _figures(results: LowyResults, floor: Spread) -> dict[str, object]:
 
 def _draw(results: LowyResults, path: Path) -> None:
     """Draw test error against ε as in the paper's Figure 2, with the other algorithms beside."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 7.0), layout="constrained")
-    axes, colours = figure.subplots(), mpl.colormaps["tab20"]
-    for index, method in enumerate(METHODS):
+    axes = figure.subplots()
+    for colour, method in zip(colours(len(METHODS)), METHODS, strict=True):
         found = [
             (epsilon, spread.mean, spread.margin or 0.0)
             for epsilon in EPSILONS
             if (errors := results.all(method, epsilon)) and (spread := Spread.of(errors))
         ]
         line = Curve(method.name, found, method.noise, bold=method in AUTOS)
-        draw_line(axes, line, colours(index % colours.N))
+        draw_line(axes, line, colour)
     axes.set(xscale="log", yscale="log", xlabel="ε", ylabel="squared error, % of the mean of y²")
     axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
     finish(axes, EPSILONS, float(np.mean(results.floors())))

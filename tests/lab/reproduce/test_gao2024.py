@@ -8,12 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
+from scipy import stats
 from silomix.main import app
 from silomix_core.accounting.bounds.noise_formulas import multi_pass_sigma, one_pass_sigma
 from silomix_core.task.losses import LossName
+from silomix_lab.colours import colours
+from silomix_lab.parallel import Spread
 from silomix_lab.reproduce import digits, gao2024
-from silomix_lab.reproduce.experiment import ClaimVerdict, below
+from silomix_lab.reproduce.experiment import ClaimedBound, ClaimVerdict, below
 from silomix_lab.reproduce.trial_cache import TrialCache
 from silomix_protocol.host.failure import Failure
 from typer.testing import CliRunner
@@ -205,18 +209,48 @@ def test_kept_trials_survive_a_cut_line_and_refuse_other_data(tmp_path: Path) ->
         TrialCache(path, "two")
 
 
+def bound(mean: float, half_width: float | None, limit: float = 0.0) -> ClaimedBound:
+    """A mean of ten trials whose 95 % interval has this half-width; None: of one trial."""
+    if half_width is None:
+        return ClaimedBound("a", Spread.of([mean]), limit)
+    found = Spread.of([mean + sign for sign in (-1, 1) for _ in range(5)])
+    assert found.margin is not None
+    scale = half_width / found.margin
+    return ClaimedBound("a", Spread.of([mean + sign * scale for sign in (-1, 1)] * 5), limit)
+
+
 @pytest.mark.parametrize(
     ("bounds", "verdict"),
     [
-        ([("a", -1.0, 0.5, 0.0), ("b", -0.2, 0.1, 0.0)], ClaimVerdict.HOLDS),
-        ([("a", -1.0, 0.5, 0.0), ("b", -0.2, 0.3, 0.0)], ClaimVerdict.UNDECIDED),
-        ([("a", -1.0, 0.5, 0.0), ("b", 0.4, 0.3, 0.0)], ClaimVerdict.FAILS),
-        ([("a", 0.4, 0.1, 0.6)], ClaimVerdict.HOLDS),
-        ([("a", -1.0, None, 0.0)], ClaimVerdict.UNDECIDED),  # one trial says nothing
+        ([bound(-1.0, 0.5), bound(-0.2, 0.1)], ClaimVerdict.HOLDS),
+        ([bound(-1.0, 0.5), bound(-0.2, 0.3)], ClaimVerdict.UNDECIDED),
+        ([bound(-1.0, 0.5), bound(0.5, 0.3)], ClaimVerdict.FAILS),
+        ([bound(-1.0, 0.5), bound(0.32, 0.3)], ClaimVerdict.UNDECIDED),  # one of two looks
+        ([bound(0.32, 0.3)], ClaimVerdict.FAILS),
+        ([bound(0.4, 0.1, 0.6)], ClaimVerdict.HOLDS),
+        ([bound(-1.0, None)], ClaimVerdict.UNDECIDED),  # one trial says nothing
         ([], ClaimVerdict.UNDECIDED),
     ],
 )
 def test_a_claim_holds_or_fails_by_its_intervals(
-    bounds: list[tuple[str, float, float | None, float]], verdict: ClaimVerdict
+    bounds: list[ClaimedBound], verdict: ClaimVerdict
 ) -> None:
     assert below("less", bounds).verdict is verdict
+
+
+def test_seven_looks_refute_a_true_claim_no_oftener_than_one() -> None:
+    """Seven means that lie at their limits, ten trials each: "does not hold" in 2.5 % of 2000 runs
+    at most, where seven looks at 95 % each say it in 16 %.  Our own false alarm: 10⁻⁶."""
+    rng = np.random.default_rng(1)
+    refuted = sum(
+        below("", [ClaimedBound("a", Spread.of(each)) for each in runs]).verdict
+        is ClaimVerdict.FAILS
+        for runs in rng.normal(size=(2000, 7, 10))
+    )
+    assert refuted <= stats.binom.isf(1e-6, 2000, 0.025)
+    assert refuted >= stats.binom.isf(1 - 1e-6, 2000, 0.02)
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 40])
+def test_no_colour_stands_for_two_curves(count: int) -> None:
+    assert len({to_rgb(each) for each in colours(count)}) == count

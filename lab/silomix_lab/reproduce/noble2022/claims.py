@@ -6,7 +6,7 @@ import numpy as np
 
 from silomix_lab.parallel import Spread
 from silomix_lab.reproduce import synthetic
-from silomix_lab.reproduce.experiment import PaperClaim, below
+from silomix_lab.reproduce.experiment import ClaimedBound, PaperClaim, below
 from silomix_lab.reproduce.noble2022.accuracies import NobleResults
 from silomix_lab.reproduce.noble2022.sizes_and_methods import (
     FED_AVG,
@@ -44,9 +44,8 @@ def _gap(
     return results.gap(size, level, one, other)
 
 
-def _bound(label: str, differences: synthetic.Floats) -> tuple[str, float, float | None, float]:
-    found = Spread.of([float(each) for each in differences])
-    return label, found.mean, found.margin, 0.0
+def _bound(label: str, differences: synthetic.Floats) -> ClaimedBound:
+    return ClaimedBound(label, Spread.of([float(each) for each in differences]))
 
 
 def _beats(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from silomix_lab.colours import colours
 from silomix_lab.reproduce.noble2022.accuracies import NobleResults
 from silomix_lab.reproduce.noble2022.paper_rounds import PaperCell
 from silomix_lab.reproduce.noble2022.sizes_and_methods import (
@@ -19,6 +20,7 @@ from silomix_lab.reproduce.noble2022.sizes_and_methods import (
 if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import ColorType
 
 
 def draw(
@@ -34,11 +36,12 @@ def _rounds_by_noise(cells: Sequence[PaperCell]) -> "Figure":
 
     figure = Figure(figsize=(7.0, 5.0), layout="constrained")
     axes = figure.subplots()
-    for index, steps in enumerate(dict.fromkeys(each.local_steps for each in cells)):
+    kinds = list(dict.fromkeys(each.local_steps for each in cells))
+    for colour, steps in zip(colours(len(kinds)), kinds, strict=True):
         mine = [each for each in cells if each.local_steps == steps]
         sigmas = [each.sigma_g for each in mine]
-        axes.plot(sigmas, [each.rounds for each in mine], color=f"C{index}", label=f"K={steps}")
-        axes.plot(sigmas, [each.printed for each in mine], "x", color=f"C{index}")
+        axes.plot(sigmas, [each.rounds for each in mine], color=colour, label=f"K={steps}")
+        axes.plot(sigmas, [each.printed for each in mine], "x", color=colour)
     axes.set(xscale="log", xlabel="σ_g", ylabel="rounds T at ε = 3 (crosses: printed)")
     axes.legend(frameon=False)
     return figure
@@ -61,8 +64,8 @@ def _draw_place(axes: "Axes", results: NobleResults, size: Size, level: float, s
     shown = [
         each for each in size.methods if each.local_steps == steps or each.algorithm == ONE_STEP
     ]
-    for index, method in enumerate(shown):
-        _draw_curve(axes, results, size, level, method, f"C{index}")
+    for colour, method in zip(colours(len(shown)), shown, strict=True):
+        _draw_curve(axes, results, size, level, method, colour)
     floor = float(np.mean(results.floor(size, level)))
     axes.axhline(floor, color="black", linestyle=":", label="no privacy")
     axes.set(xlabel="round", ylabel="accuracy, %")
@@ -71,7 +74,12 @@ def _draw_place(axes: "Axes", results: NobleResults, size: Size, level: float, s
 
 
 def _draw_curve(
-    axes: "Axes", results: NobleResults, size: Size, level: float, method: NobleMethod, colour: str
+    axes: "Axes",
+    results: NobleResults,
+    size: Size,
+    level: float,
+    method: NobleMethod,
+    colour: "ColorType",
 ) -> None:
     curve = results.curve(size, level, method)
     axes.errorbar(
