@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 from silomix_core.evaluation import public
+from silomix_core.evaluation.calibration import Calibration
 from silomix_core.evaluation.pooled_baseline import (
     least_squares,
     logistic_regression,
     multinomial_regression,
 )
 from silomix_core.evaluation.public import PublicRecords
+from silomix_core.model.models import model_of
+from silomix_core.task.losses import LossName
 from silomix_core.task.task import UNIT, Task
 
 from silomix_lab.datasets.tables import DemoData, Floats, SiloTable
@@ -24,6 +27,14 @@ def scores(model: Floats, values: Floats, task: Task) -> Floats:
 def error(model: Floats, table: SiloTable, task: Task) -> float:
     """The share of labels that the model (d,) gets wrong; for regression MSE over mean(y²)."""
     return PublicRecords(task, table.values, table.labels).error(model)
+
+
+def calibration(model: Floats, table: SiloTable, task: Task) -> Calibration | None:
+    """How well the model's probabilities fit the table; None where it gives none, or one for each
+    of several classes."""
+    if task.loss is not LossName.LOGISTIC:
+        return None
+    return Calibration.of(model_of(task).scores(model, task.encode(table.values)), table.labels)
 
 
 def mean_loss(model: Floats, table: SiloTable, task: Task) -> float:

@@ -17,6 +17,7 @@ from rich.table import Table as Shown
 from silomix_core.accounting.composition import CalibrationImpossible
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.catalogue import AUTO, algorithm
+from silomix_core.evaluation.calibration import Calibration
 from silomix_core.evaluation.private import Evaluation
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import UnusableRule
@@ -36,7 +37,7 @@ from silomix_lab.colours import colours
 from silomix_lab.datasets.by_name import load
 from silomix_lab.datasets.tables import DemoData
 from silomix_lab.parallel import Spread, run_all
-from silomix_lab.scoring import error, majority_error, pooled_error
+from silomix_lab.scoring import calibration, error, majority_error, pooled_error
 
 _MOST_TRIALS = 100_000
 
@@ -113,6 +114,7 @@ class TrialOutcome:
     evaluation: Evaluation | None = None
     epsilon_local: float = 0.0  # for every silo's whole transcript
     unit: float = 1.0
+    calibration: Calibration | None = None  # of the model's probabilities, if it has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,10 @@ class SimulatedLine:
     epsilon_local: float = 0.0  # for every silo's whole transcript; ε unless that is central
     evaluated_error: float | None = None  # on the silos' held-out records, mean over seeds
     evaluated_noise: float | None = None  # standard deviation of the noise in one such error
+    brier: float | None = None  # this and below: means over seeds, of models with probabilities
+    slope: float | None = None
+    prevalence_ratio: float | None = None  # mean probability over the share of labels 1
+    log_loss: float | None = None
 
 
 def run_simulation(options: SimulateOptions, console: Console) -> list[SimulatedLine]:
@@ -142,6 +148,8 @@ def run_simulation(options: SimulateOptions, console: Console) -> list[Simulated
     outcomes = list(_all_trials(options, console))
     lines = _lines(options, outcomes)
     console.print(_table(lines, options, outcomes, majority_error(data)))
+    if any(line.brier is not None for line in lines):
+        console.print(_probabilities(lines))
     if options.json is not None:
         rows = [asdict(line) for line in lines]
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
@@ -182,10 +190,11 @@ def run_trial(options: SimulateOptions, trial: SimulatedTrial) -> TrialOutcome:
     ]
     result = made.evaluated(records, np.random.default_rng([trial.seed, 7]))
     found = error(result.model, data.holdout, task)
+    fit = calibration(result.model, data.holdout, task)
     rounds = made.mechanism.rounds
     unit = float(np.mean(data.holdout.labels**2)) if task.loss.is_regression else 1.0
     epsilon = named.target.epsilon
-    return TrialOutcome(trial, rounds, found, pooled, result.evaluation, epsilon, unit)
+    return TrialOutcome(trial, rounds, found, pooled, result.evaluation, epsilon, unit, fit)
 
 
 def _specification(
@@ -228,6 +237,7 @@ def _lines(options: SimulateOptions, outcomes: Sequence[TrialOutcome]) -> list[S
             error = Spread.of([100 * each.error for each in found])
             excess = Spread.of([100 * (each.error - each.pooled_error) for each in found])
             told = [(each.evaluation, each.unit) for each in found if each.evaluation is not None]
+            fits = [each.calibration for each in found if each.calibration is not None]
             lines.append(
                 SimulatedLine(
                     algorithm=name,
@@ -240,14 +250,24 @@ def _lines(options: SimulateOptions, outcomes: Sequence[TrialOutcome]) -> list[S
                     epsilon_local=found[0].epsilon_local,
                     evaluated_error=_percent(each.error / unit for each, unit in told),
                     evaluated_noise=_percent(each.standard_error / unit for each, unit in told),
+                    brier=_mean(fit.brier for fit in fits),
+                    slope=_mean(fit.slope for fit in fits),
+                    prevalence_ratio=_mean(fit.prevalence_ratio for fit in fits),
+                    log_loss=_mean(fit.log_loss for fit in fits),
                 )
             )
     return lines
 
 
 def _percent(shares: Iterable[float]) -> float | None:
-    known = list(shares)
-    return 100 * float(np.mean(known)) if known else None
+    mean = _mean(shares)
+    return None if mean is None else 100 * mean
+
+
+def _mean(figures: Iterable[float | None]) -> float | None:
+    """The mean of those that there are."""
+    known = [each for each in figures if each is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _table(
@@ -288,6 +308,32 @@ def _table(
             cells.append(f"{line.evaluated_error:.2f} ± {line.evaluated_noise:.2f}")
         table.add_row(*cells)
     return table
+
+
+def _probabilities(lines: Sequence[SimulatedLine]) -> Shown:
+    """How well the models' probabilities fit, as a table."""
+    table = Shown(
+        title="probabilities on the same records",
+        caption="predicted / true: mean probability over the share of ones; slope: of the label on "
+        "the score, by logistic regression.  Both are best at 1",
+    )
+    table.add_column("algorithm")
+    for column in ("ε", "predicted / true", "slope", "Brier", "log loss"):
+        table.add_column(column, justify="right")
+    for line in lines:
+        table.add_row(
+            line.algorithm,
+            f"{line.epsilon:g}",
+            _figure(line.prevalence_ratio, 2),
+            _figure(line.slope, 2),
+            _figure(line.brier, 4),
+            _figure(line.log_loss, 4),
+        )
+    return table
+
+
+def _figure(number: float | None, digits: int) -> str:
+    return "–" if number is None else f"{number:.{digits}f}"
 
 
 def _kind(options: SimulateOptions) -> str:

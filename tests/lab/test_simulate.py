@@ -173,6 +173,28 @@ def test_whatever_is_learned_the_silos_can_evaluate(goal: Goal) -> None:
     assert told == pytest.approx(found.error, abs=5 * (2**0.5 * sampled + noise))
 
 
+@pytest.mark.parametrize(
+    ("goal", "has"),
+    [
+        (Goal(LossName.LOGISTIC), True),
+        (Goal(LossName.LOGISTIC, hidden=4), True),
+        (Goal(LossName.HINGE), False),
+        (Goal(LossName.MULTINOMIAL, classes=2), False),
+        (Goal(LossName.SQUARED, label_bounds=(0.0, 1.0)), False),
+    ],
+    ids=["line", "network", "hinge", "several", "number"],
+)
+def test_what_gives_probabilities_of_a_label_is_told_how_well_they_fit(
+    goal: Goal, has: bool
+) -> None:
+    options = changed(SMALL, goal=goal, radius=usual_radius(goal))
+    found = run_trial(options, SimulatedTrial("noisy-mb-sgd", 50.0, 3))
+    assert (found.calibration is not None) == has
+    if found.calibration is not None:
+        assert found.calibration.brier < 0.16  # a constant guess: 0.37·0.63 = 0.23
+        assert found.calibration.prevalence_ratio == pytest.approx(1.0, abs=0.3)
+
+
 def test_more_privacy_costs_error() -> None:
     errors = [
         np.mean(
@@ -207,6 +229,11 @@ def test_a_simulation_over_processes_writes_table_json_and_picture(tmp_path: Pat
         assert line["excess_margin"] >= 0  # 0: both seeds have the same excess
         assert line["evaluated_noise"] > 0
         assert -60 < line["evaluated_error"] < 160
+        assert 0 < line["brier"] < 1
+        assert 0.2 < line["prevalence_ratio"] < 3
+        assert line["log_loss"] > line["brier"]
+        assert isinstance(line["slope"], float)
+    assert "predicted / true" in result.output
     assert "one record replaced" in " ".join(result.output.split())
     assert (tmp_path / "sim.png").read_bytes().startswith(b"\x89PNG")
 
