@@ -15,9 +15,14 @@ records spread over all d directions.  Where they are not, the reports themselve
 cut to 4/h whenever two of them show, beyond their noise, a curvature h between the points that were
 asked.  On a quadratic of curvature h a heavy ball with momentum m diverges from 2(1 + m)/(1 − m)/h,
 18/h at 0.8; below 0.69 the step is cut to ⅜ of that, and starts at twice as much over β/d.
+
+A logistic loss is steep where a study begins and flat beyond its minimizer, all the more if one
+label is rare.  So no move is longer than 4/R of the radius: the first ones, along the mean record,
+would overshoot to where little calls them back.  And where the loss is no quadratic, a step that
+was cut grows again, by 6 over R rounds and never beyond the first.
 """
 
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
@@ -27,6 +32,8 @@ from silomix_core.mechanism.mechanism import Phase
 
 _BOLDEST = 4.0
 _CERTAIN = 3.0  # standard deviations
+_PATH = 4.0  # the longest way that all moves together can go, in radii
+_REGROWTH = 6.0  # how many times larger a step that was cut can become over all rounds
 
 
 def step_size(plan: AlgorithmPlan) -> float:
@@ -48,9 +55,11 @@ def _boldness(setting: Setting) -> float:
 
 
 def noisy_mb_sgd(plan: AlgorithmPlan) -> Steps:
-    known, step, doubt = plan.setting, step_size(plan), _doubt(plan)
+    known, largest, doubt = plan.setting, step_size(plan), _doubt(plan)
     momentum, averaging = known.descent.momentum, known.descent.averaging
     ball = Ball(np.zeros(known.dimension), known.radius)
+    growth, longest = _caution(plan)
+    moves, step = Ball(ball.center, longest), largest
     point = model = ball.center
     velocity = np.zeros(known.dimension)
     last: tuple[Point, Point] | None = None
@@ -58,15 +67,23 @@ def noisy_mb_sgd(plan: AlgorithmPlan) -> Steps:
     for number in range(1, plan.rounds + 1):
         gradient = yield from ask(known, point, model)
         if gradient is not None:
+            step = min(largest, step * growth)
             if last is not None and (seen := _curvature(last, (point, gradient), doubt)) > 0:
                 step = min(step, _boldness(known) / seen)
             last = point, gradient
             velocity = momentum * velocity + (1 - momentum) * gradient
-            point = ball.nearest(point - step * velocity)
+            point = ball.nearest(point - moves.nearest(step * velocity))
         weight = averaging.weight(number, plan.rounds)
         weights += weight
         model = model + (point - model) * (weight / weights) if weight else point
     return model
+
+
+def _caution(plan: AlgorithmPlan) -> tuple[float, float]:
+    """By what a step that was cut grows in a round, and the length of the longest move."""
+    if plan.setting.numbers:  # their errors are as curved everywhere
+        return 1.0, inf
+    return _REGROWTH ** (1 / plan.rounds), _PATH * plan.setting.radius / plan.rounds
 
 
 def _curvature(before: tuple[Point, Point], now: tuple[Point, Point], doubt: float) -> float:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from math import inf, sqrt
 
 import numpy as np
@@ -153,7 +153,7 @@ def test_an_unknown_algorithm_is_refused_with_the_known_names() -> None:
 
 def test_the_minimizer_of_a_quadratic_is_found() -> None:
     target = np.array([1.0, -2.0, 0.5])
-    quiet = plan(rounds=800, noise=1e-9)
+    quiet = plan(rounds=800, radius=50.0, noise=1e-9)
     queries, model = play(quiet, towards(target, curvature=1 / step_size(quiet)))
     assert model == pytest.approx(target, abs=1e-9)
     assert np.array_equal(queries[0].point, np.zeros(3))
@@ -288,6 +288,34 @@ def test_no_curvature_within_the_public_bound_makes_it_bounce(
     _, model = play(agreed, answer)
     steep = np.argmax(np.diag(hessian))
     assert abs(model[steep] - target[steep]) < 0.1 * abs(target[steep]) + 30 * agreed.noise()
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_no_move_is_longer_than_its_share_of_the_path(numbers: bool) -> None:
+    """Slopes that ask for more: each of 40 moves goes 4/40 of the radius; for numbers farther."""
+    slope = Aggregate(np.array([10.0, 0.0, 0.0]), 4)
+    agreed = plan(40, radius=50.0, noise=1e-9, numbers=numbers)
+    queries, _ = play(agreed, lambda index, _: slope)
+    moves = [np.linalg.norm(b.point - a.point) for a, b in pairwise(queries)]
+    if numbers:
+        assert moves[0] == pytest.approx(min(50.0, 0.2 * step_size(agreed) * 10.0))
+    else:
+        assert moves[:9] == pytest.approx([5.0] * 9)
+
+
+@pytest.mark.parametrize(("numbers", "growth"), [(False, 6.0), (True, 1.0)])
+def test_a_step_that_was_cut_grows_again_and_never_beyond_the_first(
+    numbers: bool, growth: float
+) -> None:
+    """Two slopes show a curvature of 2; from then on the slope is 2 everywhere.  Errors of numbers
+    are as curved everywhere: there the step stays."""
+    agreed = plan(20, 1, radius=1000.0, noise=1e-9, descent=Descent(0.0), numbers=numbers)
+    slopes = [1.0, 1.0 - 2 * step_size(agreed)] + 18 * [-2.0]
+    queries, _ = play(agreed, lambda index, _: Aggregate(np.array([slopes[index]]), 4))
+    points = [float(query.point[0]) for query in queries]
+    cut, first = 0.75 / 2, step_size(agreed)
+    wanted = [2 * min(first, cut * growth ** (index / 20)) for index in range(18)]
+    assert np.diff(points)[1:] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_noise_alone_shows_no_curvature() -> None:
