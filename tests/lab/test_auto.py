@@ -7,15 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from silomix.main import app
 from silomix.text.study_and_ledger import describe_study
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_core.algorithms.base import Averaging, Descent
 from silomix_core.algorithms.catalogue import ALGORITHMS, AUTO
+from silomix_core.evaluation.calibration import Calibration, probabilities
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import MEAN, USUAL, Aggregation, Rule
 from silomix_core.simulation.one_process import rehearsal
+from silomix_core.simulation.planning.simulated_studies import simulated_task
 from silomix_core.study.defaults import chosen, loudness
 from silomix_core.study.specification import Batching
 from silomix_core.study.study import InvalidStudy
@@ -45,11 +48,22 @@ def test_what_somebody_chose_stays_as_it_is() -> None:
 def test_auto_does_not_depend_on_what_it_replaces() -> None:
     first, second = (
         chosen(ASKED, TASK, 1.0),
-        chosen(replace(ASKED, most_rounds=3, clip=9.0, radius=1.0), TASK, inf),
+        chosen(replace(ASKED, most_rounds=3, clip=9.0, radius=1.0), TASK, 1.0),
     )
-    assert first == second  # nor, for classes, on the noise
+    assert first == second
     assert first.algorithm in ALGORITHMS
     assert first.clip == pytest.approx(TASK.lipschitz / 8)
+
+
+@pytest.mark.parametrize("name", [LossName.LOGISTIC, LossName.MULTINOMIAL, LossName.HINGE])
+def test_probabilities_get_the_whole_bound_as_clip_where_records_are_loud(name: LossName) -> None:
+    """Per coordinate: q/500 of L, from an eighth to all; without probabilities an eighth."""
+    classes = 3 if name is LossName.MULTINOMIAL else None
+    task = replace(TASK, loss=name, classes=classes)
+    for each, share in ((1.0, 1 / 8), (62.5, 1 / 8), (250.0, 1 / 2), (500.0, 1.0), (inf, 1.0)):
+        clip = chosen(ASKED, task, each * task.dimension).clip
+        wanted = 1 / 8 if name is LossName.HINGE else share
+        assert clip == pytest.approx(wanted * task.lipschitz), each
 
 
 def test_a_network_has_the_clip_of_its_loss() -> None:
@@ -99,13 +113,46 @@ def test_auto_learns_numbers_that_vary_little_or_much(spread: float, most: float
     assert error < most
 
 
+@pytest.mark.parametrize(
+    ("share", "ratio_off", "slope_off"), [(0.3, 0.05, 0.15), (0.05, 0.2, 0.4)], ids=["3/10", "1/20"]
+)
+def test_autos_probabilities_are_those_of_the_records_where_these_are_loud(
+    share: float, ratio_off: float, slope_off: float
+) -> None:
+    """3 silos of 10,000, ε = 2.  Over 30 seeds ratio and slope were 1.00 ± 0.01 and 0.97 ± 0.02 at
+    3 of 10, 0.95 ± 0.035 and 0.80 ± 0.05 at 1 of 20: bounds are 4 deviations away or more, about 1
+    false alarm in 10,000 for another seed.  With a clip of L/8 they were 0.95 and 0.47, 0.63 and
+    0.64."""
+    found = probabilities_at(share, silos=3, records=10_000)
+    assert found.prevalence_ratio == pytest.approx(1.0, abs=ratio_off)
+    assert found.slope == pytest.approx(1.0, abs=slope_off)
+
+
+def probabilities_at(share: float, *, silos: int, records: int) -> Calibration:
+    """The calibration of auto's model on 40,000 fresh records: six features, of which three count,
+    and so large a share of labels 1."""
+    task = replace(TASK, features=(Feature("x", -1.0, 1.0, 0.0, count=6),))
+    silo = Participant(records, PrivacyTarget(2.0, 1e-6))
+    choice, rng = chosen(ASKED, task, loudness([silo] * silos, ASKED)), np.random.default_rng(1)
+    values = rng.uniform(-1, 1, (silos * records + 40_000, 6))
+    line = 3 * values[:, :3].sum(axis=1)
+    shift = brentq(lambda shift: probabilities(line - shift).mean() - share, -20, 20)
+    labels = (rng.uniform(size=len(line)) < probabilities(line - shift)).astype(np.float64)
+    encoded, targets = task.encode(values), task.encode_labels(labels)
+    held = np.arange(len(line)) >= silos * records
+    parts = np.split(np.flatnonzero(~held), silos)
+    own = [Records(encoded[rows], targets[rows]) for rows in parts]
+    model = rehearsal(task, replace(choice, target=silo.target), [silo] * silos).run(own, rng)
+    return Calibration.of(encoded[held] @ model / UNIT, labels[held])
+
+
 def test_a_study_file_has_numbers_and_never_auto(tmp_path: Path) -> None:
     with pytest.raises(InvalidStudy, match=r"algorithm\.name"):
         parse(with_value(("algorithm", "name"), AUTO))
     made, data = prepare(
         DemoOptions(tmp_path / "demo", ASKED, silos=2, mixes=1, data="breast-cancer")
     )
-    study, choice = made.study, chosen(ASKED, data.task, inf)
+    study, choice = made.study, chosen(ASKED, data.task, 1.0)
     assert (study.algorithm, study.rounds) == (choice.algorithm, choice.most_rounds)
     assert (study.clip, study.radius) == (choice.clip, choice.radius)
     assert study.mechanism().clip == choice.clip  # calibrated for it
@@ -174,7 +221,7 @@ def test_a_simulation_of_auto_is_that_of_its_numbers() -> None:
         seeds=1,
         processes=1,
     )
-    choice = chosen(ASKED, TASK, inf)
+    choice = chosen(ASKED, TASK, 1.0)
     spelled = changed(
         options,
         algorithms=(choice.algorithm,),
@@ -188,14 +235,19 @@ def test_a_simulation_of_auto_is_that_of_its_numbers() -> None:
     assert (one.rounds, one.error) == (other.rounds, other.error)
 
 
-def test_a_plan_says_what_auto_stands_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("records", [500, 10_000])
+def test_a_plan_says_what_auto_stands_for(records: int, tmp_path: Path) -> None:
+    """Of several ε it takes the middle one; 500 records are too few for more than an eighth."""
     path = tmp_path / "plan.json"
-    arguments = ["plan", "--records", "500", "--silos", "5", "--dimension", "10", "--epsilon", "2"]
+    arguments = ["plan", "--records", str(records), "--silos", "5", "--dimension", "10"]
+    arguments += ["--epsilon", "0.1,0.5,8", "--delta", "1e-6"]
     result = CliRunner().invoke(
         app, [*arguments, "--algorithm", AUTO, "--no-simulation", "--json", str(path)]
     )
     assert result.exit_code == 0, (result.output, result.exception)
-    choice = chosen(ASKED, TASK, inf)
+    middle = [Participant(records, PrivacyTarget(0.5, 1e-6))] * 5
+    choice = chosen(ASKED, simulated_task(10), loudness(middle, ASKED))
+    assert (choice.clip == pytest.approx(TASK.lipschitz / 8)) == (records == 500)
     text = json.dumps(json.loads(path.read_text()))
     assert choice.algorithm in text
     assert f'"clip": {choice.clip}' in text

@@ -9,17 +9,20 @@ records, 50 coordinates, public principal components) and generated cohorts; `si
 repeats it:
 - *Full batches, 60 rounds.*  With exact calibration R rounds on all records have, averaged, the
   noise of one; more rounds cost messages, not privacy; beyond 60 they gain little.
-- *An eighth of the loss's own bound as clip.*  The clipped loss is another convex loss, linear for
-  all records but those far on the right side.  It needs an eighth of the noise and is flatter by
-  less than that; its minimizer classifies no worse.  A smaller clip gains little and models grow.
+- *Clip L, below q = 500 that times q/500, and never less than L/8.*  With noise of 2·clip/(nμ√M) on
+  each coordinate of the mean of all rounds (μ: what (ε, δ) allow), q = nμ√M/d says how loud records
+  are beside it.  Where they are faint, an eighth of the loss's own bound has an eighth of the noise
+  and classifies best: the clipped loss is another convex loss, linear for all records but those far
+  on the right side, flatter by less than an eighth.  But its models grow, and its probabilities are
+  not those of the records: it hears the rarer label less than the commoner one.  The more is to be
+  heard, the larger the clip, so far as misclassification does not rise by a tenth of a point.  The
+  hinge loss gives no probabilities and keeps the eighth.
 - *Radius 50.*  Models of records of norm 1 have norms of 15 to 45; the step makes noise wander half
   the radius, so 25, which at a small ε leaves directions early in which noise would be all.
 
-For labels that are numbers, clip and radius follow from what of a record reaches the server: with
-noise of 2·clip/(nμ√M) on each coordinate of the mean of all rounds (μ: what (ε, δ) allow),
-q = nμ√M/d says how loud records are beside it.  Chosen on generated regressions (5 to 30 features,
-200 to 1000 records) and medical charges (Lowy, Razaviyayn 2021, short version, §5: 3 silos of 356
-records, 10 coordinates; `silomix reproduce lr`):
+For labels that are numbers, clip and radius follow from the same q.  Chosen on generated
+regressions (5 to 30 features, 200 to 1000 records) and medical charges (Lowy, Razaviyayn 2021,
+short version, §5: 3 silos of 356 records, 10 coordinates; `silomix reproduce lr`):
 - *Clip L/8, below q = 40 that times √(q/40).*  Errors beyond an eighth of the label's range then
   count in proportion, as with Huber's loss: predictions lie between mean and median.  The louder
   the noise, the nearer the median, which needs less of it.  Where labels are so skewed that these
@@ -43,12 +46,14 @@ from silomix_core.algorithms.catalogue import AUTO
 from silomix_core.mechanism.mechanism import Participant
 from silomix_core.study.schedule import Draw
 from silomix_core.study.specification import Specification
+from silomix_core.task.losses import LossName
 from silomix_core.task.task import Task
 
 SUMMARY = "Picks algorithm, rounds, clip, radius, momentum; the study file has the numbers"
 ADVICE = "The default when nobody wants to tune: any loss, any ε."
 ROUNDS, RADIUS = 60, 50.0
 _CLIPPED = 1 / 8  # the clip, as a share of L
+_LOUD_ENOUGH_FOR_ALL = 500.0  # of L
 _LOUD_ENOUGH_FOR_CLIP, _LOUD_ENOUGH = 40.0, 20.0
 _BELOW = Descent(momentum=0.5)
 
@@ -82,7 +87,8 @@ def chosen(named: Specification, task: Task, loud: float) -> Specification:
     """The specification; for "auto" with the numbers that fit the task and its `loudness`."""
     if named.algorithm != AUTO:
         return named
-    clip = _CLIPPED * replace(task, hidden=None).lipschitz  # a neural net's loss has no bound
+    each = loud / task.dimension
+    clip = _share(task.loss, each) * replace(task, hidden=None).lipschitz  # a net's has no bound
     auto = replace(
         named,
         algorithm=noisy_mb_sgd.ALGORITHM.name,
@@ -93,11 +99,16 @@ def chosen(named: Specification, task: Task, loud: float) -> Specification:
     )
     if not task.loss.is_regression:
         return auto
-    each = loud / task.dimension
     clip *= sqrt(min(1.0, each / _LOUD_ENOUGH_FOR_CLIP))
     radius = 1.5 * sqrt(task.dimension) * sqrt(min(1.0, each / _LOUD_ENOUGH))
     descent = _BELOW if each < _LOUD_ENOUGH else None
     return replace(auto, clip=_short(clip), radius=_short(radius), descent=descent)
+
+
+def _share(loss: LossName, each: float) -> float:
+    """The share of L to clip at; losses that give no probabilities lose none by a small one."""
+    gives_probabilities = loss in (LossName.LOGISTIC, LossName.MULTINOMIAL)
+    return max(_CLIPPED, min(1.0, each / _LOUD_ENOUGH_FOR_ALL)) if gives_probabilities else _CLIPPED
 
 
 def _short(number: float) -> float:

@@ -7,9 +7,8 @@ and a picture.
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from silomix_core.accounting.events import ADJACENCY, PrivacyTarget
+from silomix_core.accounting.events import ADJACENCY
+from silomix_core.algorithms import noisy_mb_sgd
 from silomix_core.algorithms.catalogue import AUTO
 from silomix_core.claims.central import Against, Figure
 from silomix_core.simulation.planning import (
@@ -33,7 +33,7 @@ from silomix_core.simulation.planning.grid import Estimate, GridCell
 from silomix_core.simulation.planning.request import DEFAULT_ROUNDS, GOOD_CLIPS
 from silomix_core.simulation.planning.simulated_studies import LARGEST_DIMENSION, simulated_task
 from silomix_core.study.costliest import costliest
-from silomix_core.study.defaults import automatic, chosen
+from silomix_core.study.defaults import ROUNDS, automatic, chosen, loudness
 from silomix_core.study.weighting import Weighting
 
 from silomix_lab.choices.minibatch import described
@@ -94,27 +94,35 @@ def plan_request(
     """The request that was typed: grids are numbers separated by commas, "auto" has its own."""
     if seeds < 1:
         raise InvalidPlan(f"--seeds {seeds}: use at least 1, or --no-simulation")
-    if algorithm == AUTO:
-        task = simulated_task(2)  # any dimension has this bound; classes need no loudness
-        auto = chosen(automatic(PrivacyTarget(1.0, 1e-6)), task, inf)
-        algorithm, rounds = auto.algorithm, str(auto.most_rounds)
-        clip, radius = auto.clip, auto.radius
     sizes = _sizes(records, silos)
-    numbers = None if rounds is None else _grid("--rounds", rounds, int, "20,60,100")
-    return PlanRequest(
-        algorithm=algorithm,
+    is_automatic = algorithm == AUTO
+    numbers: tuple[int, ...] = (ROUNDS,) if is_automatic else DEFAULT_ROUNDS
+    if rounds is not None and not is_automatic:
+        numbers = _grid("--rounds", rounds, int, "20,60,100")
+    typed = PlanRequest(
+        algorithm=noisy_mb_sgd.ALGORITHM.name if is_automatic else algorithm,
         silos=len(sizes),
         records=sum(sizes) // len(sizes),
         sizes=sizes if min(sizes) < max(sizes) else (),
         weighting=weighting_of(weights) or Weighting.RECORDS,
         delta=1 / min(sizes) ** 2 if delta is None else delta,
         epsilons=_grid("--epsilon", epsilon, float, "0.5,1,2"),
-        rounds=numbers or DEFAULT_ROUNDS,
+        rounds=numbers,
         clip=GOOD_CLIPS[0] if clip is None else clip,
         radius=radius,
         seeds=seeds if simulation else 0,
         **others,
     )
+    return _automatic(typed) if is_automatic else typed
+
+
+def _automatic(request: PlanRequest) -> PlanRequest:
+    """The request with the numbers of "auto"; its clip is that of the middle ε."""
+    epsilons = sorted(set(request.epsilons))
+    silos = request.participants(epsilons[len(epsilons) // 2])
+    task, named = simulated_task(request.dimension), automatic(silos[0].target)
+    auto = chosen(named, task, loudness(silos, named))
+    return replace(request, algorithm=auto.algorithm, clip=auto.clip, radius=auto.radius)
 
 
 def _sizes(records: str, silos: int | None) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from silomix_core.mechanism.mechanism import Participant
 from silomix_core.model.clipped_sum import Records
 from silomix_core.reports.aggregation import MEAN
 from silomix_core.simulation.one_process import Rehearsal, rehearsal
-from silomix_core.study.defaults import automatic, chosen
+from silomix_core.study.defaults import chosen, loudness
 from silomix_core.study.schedule import Draw
 from silomix_core.study.specification import Specification
 from silomix_core.task.losses import LossName
@@ -95,14 +94,7 @@ PRINTED_ONE_PASS = replace(
 PRINTED_LOCALIZED = replace(
     LOCALIZED[0], noise=NoiseFormula.PRINTED, repeated=(17.4, 10.9, 6.1, 3.4, 2.1, 2.0)
 )
-_QUIET = chosen(automatic(PrivacyTarget(1.0, 1e-6)), digits.task(np.ones(1)), inf)
-AUTO = GaoMethod(
-    _QUIET.algorithm,
-    rounds=_QUIET.most_rounds,
-    clip=_QUIET.clip,
-    radius=_QUIET.radius,
-    label=AUTOMATIC,
-)
+AUTO = GaoMethod(AUTOMATIC, label=AUTOMATIC)  # its numbers follow from ε
 _SMOOTH = (
     PRINTED_ONE_PASS,
     PRINTED_LOCALIZED,
@@ -161,11 +153,35 @@ class GaoTrial:
     def key(self) -> str:
         if self.part is None or self.method is None:
             return f"floor seed={self.seed}"
-        how = self.method
+        made = choice(self.folder, self.part, self.method, self.epsilon)
         return (
-            f"{self.part.name} {how.algorithm} {how.noise.value} rounds={how.rounds} "
-            f"clip={how.clip:g} radius={how.radius:g} epsilon={self.epsilon:g} seed={self.seed}"
+            f"{self.part.name} {made.algorithm} {self.method.noise.value} "
+            f"rounds={made.most_rounds} clip={made.clip:g} radius={made.radius:g} "
+            f"epsilon={self.epsilon:g} seed={self.seed}"
         )
+
+
+@lru_cache(maxsize=128)
+def choice(folder: Path, part: LossPart, method: GaoMethod, epsilon: float) -> Specification:
+    """The specification that the study file would have."""
+    participants = _participants(folder, epsilon)
+    named = Specification(
+        algorithm=method.algorithm,
+        most_rounds=method.rounds,
+        radius=method.radius,
+        clip=method.clip,
+        target=participants[0].target,
+        participants=part.asked,
+        draw=Draw.INDEPENDENT,  # as in the paper
+        named_aggregation=MEAN,  # as in the paper
+    )
+    task = digits.load(folder).task(part.loss)
+    return chosen(named, task, loudness(participants, named))
+
+
+def _participants(folder: Path, epsilon: float) -> list[Participant]:
+    records = digits.load(folder).records
+    return [Participant(records, PrivacyTarget(epsilon, 1 / records**2))] * digits.SILOS
 
 
 # Running ------------------------------------------------------------------------------------------
@@ -208,20 +224,9 @@ def run_trial(trial: GaoTrial) -> list[tuple[str, float]]:
 
 @lru_cache(maxsize=64)
 def _study(folder: Path, part: LossPart, method: GaoMethod, epsilon: float) -> Rehearsal:
-    data = digits.load(folder)
-    task, records = data.task(part.loss), data.records
-    specification = Specification(
-        algorithm=method.algorithm,
-        most_rounds=method.rounds,
-        radius=method.radius,
-        clip=method.clip,
-        target=PrivacyTarget(epsilon, 1 / records**2),
-        participants=part.asked,
-        draw=Draw.INDEPENDENT,  # as in the paper
-        named_aggregation=MEAN,  # as in the paper
-    )
-    silos = [Participant(records, specification.target)] * digits.SILOS
-    made = rehearsal(task, specification, silos)
+    task = digits.load(folder).task(part.loss)
+    specification = choice(folder, part, method, epsilon)
+    made = rehearsal(task, specification, _participants(folder, epsilon))
     return made if method.noise is NoiseFormula.EXACT else with_printed_noise(made)
 
 
