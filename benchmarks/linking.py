@@ -105,7 +105,9 @@ def main() -> None:
             for weighting in (Weighting.EQUAL, Weighting.RECORDS):
                 found = np.concatenate(
                     [
-                        matched(weighting, epsilon, cohorts(len(records), seed, records), seed)
+                        matched(
+                            weighting, epsilon, cohorts(len(records), seed, records=records), seed
+                        )
                         for seed in range(1, options.seeds + 1)
                     ]
                 )

@@ -113,7 +113,7 @@ OTHER_STUDIES = {
     "phases": (b'name = "noisy-mb-sgd"', b'name = "one-pass-mb-sgd"'),
     "narrower-features": (b"high = 100.0", b"high = 60.0"),
     "more-records": (b"records = 40", b"records = 41"),
-    "a-weight": (b"records = 40", b"records = 40\nweight = 2.0"),
+    "other-weights": (b'weights = "records"', b'weights = "equal"'),
     "one-changed-byte": (b"version = 1\n", b"version = 1\r\n"),
 }
 another_study = pytest.mark.parametrize("change", OTHER_STUDIES.values(), ids=OTHER_STUDIES)

@@ -136,6 +136,7 @@ KINDS_OF_STUDY = {
     "one pass, weighted, Poisson batches": [
         ('name = "noisy-mb-sgd"', 'name = "one-pass-mb-sgd"'),
         ("clip = 0.25", 'clip = 0.25\nsampling = "poisson"\nratio = 0.5'),
+        ('weights = "records"', 'weights = "named"'),
         ('name = "silo-1"\nrecords = 40', 'name = "silo-1"\nrecords = 40\nweight = 3'),
     ],
     "localized, ridge, own epsilon": [

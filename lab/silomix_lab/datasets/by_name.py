@@ -31,9 +31,11 @@ def load(
 
     The goal is logistic regression unless one is given; `records` says how many each silo has.
     """
-    made = {"cohorts": cohorts, "breast-cancer": breast_cancer}
-    if name in made:
-        data = made[name](silos, seed, records)
+    if name == "cohorts":
+        data = cohorts(silos, seed, records=records)
+        return replace(data, task=aimed(data.task, goal))
+    if name == "breast-cancer":
+        data = breast_cancer(silos, seed, records)
         return replace(data, task=aimed(data.task, goal))
     if not name.lower().endswith(".csv"):
         raise BadData(f"no data set {name!r}: choose {CHOICES}")

@@ -15,7 +15,7 @@ _HOLDOUT_ROWS = 4000
 
 
 def cohorts(
-    silos: int, seed: int, records: Sequence[int] | None = None, rows_per_silo: int = 2000
+    silos: int, seed: int, rows_per_silo: int = 2000, records: Sequence[int] | None = None
 ) -> DemoData:
     """Generate hospital cohorts: who is readmitted within 30 days of discharge?
 

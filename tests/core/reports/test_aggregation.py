@@ -252,7 +252,7 @@ def test_a_study_names_a_rule_or_has_the_usual_one() -> None:
     named = parse(study_with({"rule": "trimmed-mean", "bad_silos": 2}))
     assert named.aggregation == TRIMMED
     heavy = study_with(None)
-    heavy["silos"][0]["weight"] = 2.0
+    heavy["silos"][0]["weight"] = 2.1
     assert parse(heavy).aggregation == MEAN
     assert parse(study_with(None, name="dp-scaffold")).aggregation == MEAN
     assert parse(study_with(None, name="check-ins-averaged")).aggregation == MEAN

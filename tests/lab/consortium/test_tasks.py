@@ -30,7 +30,8 @@ TASKS: dict[str, Task] = {
 
 @pytest.mark.parametrize("shown", sorted(TASKS))
 def test_a_task_is_written_shown_and_answered(tmp_path: Path, shown: str) -> None:
-    """The silo's report, without noise, is the mean of the model's clipped gradients."""
+    """The silo's report, without noise, is the sum of the model's clipped gradients, over the silos'
+    average number of records."""
     task = TASKS[shown]
     made = make_consortium(tmp_path / "consortium", mixes=1, task=task)
     assert made.study.task == task
@@ -45,5 +46,5 @@ def test_a_task_is_written_shown_and_answered(tmp_path: Path, shown: str) -> Non
     records = read_records(csv_path(config.data), task)
     exact = made.study.model.gradients(records, made.study.clip).at(point) / SUM_UNIT
     grid = made.study.mechanism().grids[0]
-    assert report * grid == pytest.approx(exact / len(records), abs=grid)
+    assert report * grid == pytest.approx(exact / 50, abs=grid)
     assert np.abs(exact).max() > 0.1
