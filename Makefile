@@ -14,6 +14,8 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 # Where tests write: in memory if there is room, as they make a hundred thousand small files and sync each.
 SCRATCH := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 4000000 2>/dev/null && \
 	echo TMPDIR=/dev/shm)
+# Whatever the shell says, Python keeps what it compiled: our processes start a quarter faster, tests are found twice as fast.
+export PYTHONDONTWRITEBYTECODE =
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 

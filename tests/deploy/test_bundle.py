@@ -12,8 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from support.bundles import build_module, bundle, install, write_wheel
 
 
@@ -120,6 +118,9 @@ def test_an_added_file_is_refused_before_anything_is_installed(tmp_path: Path) -
 def test_the_list_of_components_is_cyclonedx_with_hashes_licences_and_what_needs_what(
     tmp_path: Path,
 ) -> None:
+    from cyclonedx.schema import SchemaVersion  # takes seconds, wherever tests are looked for
+    from cyclonedx.validation.json import JsonStrictValidator
+
     folder = bundle(tmp_path, "0.9.0")
     text = (folder / "sbom.cdx.json").read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None

@@ -22,6 +22,8 @@ def test_five_silos_and_three_mixes_come_close_to_the_pooled_model(tmp_path: Pat
     summary = json.loads((tmp_path / "out.json").read_text())
     assert summary["test_error"] < 0.6 * summary["majority_error"]
     assert summary["test_error"] < summary["pooled_error"] + 0.03
+    assert 0.9 < summary["calibration"]["prevalence_ratio"] < 1.1
+    assert "times the true share, slope" in " ".join(ended.stdout.split())
     spent = {line["silo"]: line["epsilon_spent"] for line in summary["ledgers"]}
     assert len(spent) == 5
     assert max(spent.values()) <= 2.0 + 1e-9

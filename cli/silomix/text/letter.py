@@ -21,6 +21,7 @@ from silomix.text.filled import filled
 from silomix.text.study_and_ledger import (
     FAMILY,
     aggregation_in_words,
+    clip_in_words,
     counted,
     gate_in_words,
     tokens_in_words,
@@ -265,6 +266,8 @@ def _among_how_many(least: int) -> str:
 
 def _about_rounds(study: Study, mechanism: Mechanism) -> list[str]:
     points = [f"reports are combined by their {aggregation_in_words(study)}"]
+    if (clipped := clip_in_words(study)) is not None:
+        points.append(clipped)
     if study.held_out:
         points.append(
             f"{100 * study.held_out:g} % of your people, drawn in secret, are kept from training; "

@@ -1,5 +1,6 @@
 """A study and a ledger in plain language, for the person who has to say yes or no."""
 
+from dataclasses import replace
 from typing import Any
 
 from silomix_client.config.silo_config import MAIN, SiloConfig
@@ -58,6 +59,7 @@ def describe_study(study: Study) -> str:
         f"                 {AGAINST}",
         f"noise            standard deviation {_noise(mechanism)} on each of "
         f"{mechanism.dimension} coordinates (clip {study.clip:g})",
+        *([] if (clipped := clip_in_words(study)) is None else titled("model", clipped)),
         *_group_lines(study, mechanism),
         *_central_lines(study),
         *_key_lines(study),
@@ -182,6 +184,18 @@ def tokens_in_words(study: Study) -> str:
         "on: a report counts only with a token that the server gave to one silo for one round; "
         "no mix can add a report without the server's help, and the server cannot tell whose token "
         "came back, whoever it works with"
+    )
+
+
+def clip_in_words(study: Study) -> str | None:
+    """What a clip below the loss's own bound does to probabilities; None without either."""
+    whole = replace(study.task, hidden=None).lipschitz  # a network's loss has no bound
+    if not study.task.loss.gives_probabilities or study.clip >= whole:
+        return None
+    return (
+        f"its clip is {study.clip / whole:.2g} of what a record could weigh: the model puts people "
+        "in order, but its probabilities may be far from the shares of people, the rarer answer's "
+        "too low"
     )
 
 

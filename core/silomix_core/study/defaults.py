@@ -107,8 +107,9 @@ def chosen(named: Specification, task: Task, loud: float) -> Specification:
 
 def _share(loss: LossName, each: float) -> float:
     """The share of L to clip at; losses that give no probabilities lose none by a small one."""
-    gives_probabilities = loss in (LossName.LOGISTIC, LossName.MULTINOMIAL)
-    return max(_CLIPPED, min(1.0, each / _LOUD_ENOUGH_FOR_ALL)) if gives_probabilities else _CLIPPED
+    if not loss.gives_probabilities:
+        return _CLIPPED
+    return max(_CLIPPED, min(1.0, each / _LOUD_ENOUGH_FOR_ALL))
 
 
 def _short(number: float) -> float:

@@ -41,13 +41,18 @@ def turns_of(draw: Draw, rounds: int, silos: int, asked: int) -> int | None:
 def asked_in(
     seed: bytes, round_number: int, phases: Sequence[Phase], silos: int, asked: int
 ) -> frozenset[int]:
-    """The places that a round of a study with these phases asks; see `asked_places`."""
+    """The places that a round of a study with these phases asks; see `asked_places`.
+
+    A round beyond them, which everybody refuses, would go on with the turns of the last.
+    """
     first = 1
-    for phase in phases:
+    for phase in phases[:-1]:
         if round_number < first + phase.rounds:
-            return asked_places(seed, round_number, silos, asked, first if phase.turns else None)
+            break
         first += phase.rounds
-    raise ValueError(f"round {round_number} is beyond the {first - 1} rounds of the study")
+    else:
+        phase = phases[-1]
+    return asked_places(seed, round_number, silos, asked, first if phase.turns else None)
 
 
 def asked_places(

@@ -41,6 +41,11 @@ class LossName(Enum):
     MULTINOMIAL = "multinomial"  # of several classes and their scores: `model.multiclass`
 
     @property
+    def gives_probabilities(self) -> bool:
+        """Whether a model's scores are probabilities of labels."""
+        return self in (LossName.LOGISTIC, LossName.MULTINOMIAL)
+
+    @property
     def is_regression(self) -> bool:
         """Return whether labels are numbers between public bounds, and not classes."""
         return self not in (LossName.LOGISTIC, LossName.HINGE, LossName.MULTINOMIAL)

@@ -47,7 +47,7 @@ from silomix_lab.demo.summary import (
     table,
     write_metrics,
 )
-from silomix_lab.scoring import error, majority_error, pooled_error
+from silomix_lab.scoring import calibration, error, majority_error, pooled_error
 
 # Chosen once on synthetic data (docs/decisions/0006-demo-defaults.md), never on a user's records.
 CLIP = 0.25
@@ -289,6 +289,7 @@ def _finish(
     first = now - float(rounds[0]["closed_at"])
     summary = Summary(
         test_error=error(weights, data.holdout, data.task),
+        calibration=calibration(weights, data.holdout, data.task),
         pooled_error=pooled_error(data),
         majority_error=majority_error(data),
         epsilon=made.study.target.epsilon,

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from silomix_core.accounting.composition import epsilon_of
 from silomix_core.accounting.events import ADJACENCY
+from silomix_core.evaluation.calibration import Calibration
 from silomix_core.evaluation.private import CELLS
 from silomix_core.study.study import Study
 
@@ -48,6 +49,7 @@ class Summary:
     data: str
     study: str
     evaluation: dict[str, Any] | None = None  # by the silos' held-out records, if they have any
+    calibration: Calibration | None = None  # on the public hold-out, of a model of two classes
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -61,6 +63,8 @@ def table(summary: Summary) -> Table:
     if (found := summary.evaluation) is not None:
         for name, text in _evaluated(found):
             result.add_row(name, text)
+    if summary.calibration is not None:
+        result.add_row("probabilities", _fit(summary.calibration))
     result.add_row("pooled, non-private", f"{100 * summary.pooled_error:.2f} %")
     result.add_row("always the same answer", f"{100 * summary.majority_error:.2f} %")
     result.add_row(
@@ -88,6 +92,16 @@ def table(summary: Summary) -> Table:
     peaks = ", ".join(f"{role} {peak:.0f}" for role, peak in sorted(summary.peak_rss_mb.items()))
     result.add_row("peak memory, MB", peaks)
     return result
+
+
+def _fit(found: Calibration) -> str:
+    """How well probabilities fit; a ratio or slope that the labels do not determine is left out."""
+    parts = [f"Brier score {found.brier:.4f}, log loss {found.log_loss:.4f}"]
+    if found.prevalence_ratio is not None:
+        parts.append(f"their mean {found.prevalence_ratio:.2f} times the true share")
+    if found.slope is not None:
+        parts.append(f"slope {found.slope:.2f}")
+    return ", ".join(parts) + " (1 is best)"
 
 
 def _suspicious(summary: Summary) -> list[tuple[str, str]]:

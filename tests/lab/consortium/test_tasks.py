@@ -30,8 +30,8 @@ TASKS: dict[str, Task] = {
 
 @pytest.mark.parametrize("shown", sorted(TASKS))
 def test_a_task_is_written_shown_and_answered(tmp_path: Path, shown: str) -> None:
-    """The silo's report, without noise, is the sum of the model's clipped gradients, over the silos'
-    average number of records."""
+    """The silo's report, without noise, is the sum of the model's clipped gradients, over the
+    average number of records of a silo."""
     task = TASKS[shown]
     made = make_consortium(tmp_path / "consortium", mixes=1, task=task)
     assert made.study.task == task
