@@ -82,8 +82,11 @@ def _wheel() -> Path:
 
 
 def _programs(folder: Path) -> Path:
-    """The wheel's, if anybody may go there."""
+    """The wheel's, if anybody may go there; else a copy, with the libraries beside it."""
     wheel = _wheel()
     if all(each.stat().st_mode & 0o005 == 0o005 for each in (wheel / "bin", *wheel.parents)):
         return wheel
-    return Path(shutil.copytree(wheel, folder / "pginstall"))
+    package = wheel.parent
+    for each in package.parent.glob(f"{package.name}*/"):
+        shutil.copytree(each, folder / each.name)
+    return folder / package.name / wheel.name
