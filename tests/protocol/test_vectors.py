@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import Message
 from silomix_core.mechanism.report_format import decode_report, encode_report
 from silomix_core.study.reader import parse_study
-from silomix_core.study.schedule import asked_places
+from silomix_core.study.schedule import Draw, asked_places
 from silomix_core.study.study import Mix, Server, Silo
 from silomix_proto import channel_pb2, ledger_pb2, mix_pb2, round_pb2
 from silomix_protocol.keys import SealKey, SigningKey, framed, verify
@@ -177,7 +177,7 @@ def test_bitmaps_of_silos(vector: Vector) -> None:
     made = make_round(parties.study, parties.keys["server"], number).descriptor
     assert [parties.roster.index(name) for name in made.silos] == vector["asked"]
     assert round_pb2.RoundDescriptor.FromString(made.encoded).silos.hex() == vector["bits"]
-    places = asked_places(bytes.fromhex(vector["study"]), number, silos, participants, 1)
+    places = asked_places(bytes.fromhex(vector["study"]), number, silos, participants, Draw.TURNS)
     assert sorted(places) == vector["asked"]
 
 

@@ -10,7 +10,7 @@ from math import ceil, exp
 from silomix_client.approval.review import Offer
 from silomix_client.config.policy_rules import names_persons
 from silomix_client.config.silo_config import SiloConfig
-from silomix_core.claims.groups import in_several_silos, most_exposed, several_people
+from silomix_core.claims.groups import in_two_silos, most_exposed, several_people
 from silomix_core.mechanism.mechanism import Mechanism, Participant
 from silomix_core.study.study import Mix, Server, Study
 from silomix_core.study.weighting import Weighting
@@ -87,7 +87,7 @@ def _counting(study: Study, own: Participant) -> str:
     """How much a person of this hospital counts beside the others'."""
     if study.weighting is Weighting.RECORDS:
         return "All people count alike, whatever hospital they are of."
-    if study.weighting is Weighting.NAMED and own.weight != 1:
+    if study.weighting is Weighting.NAMED and len({silo.weight for silo in study.silos}) > 1:
         return f"Your hospital counts {own.weight:.3g} times as much as the average one."
     average = sum(silo.records for silo in study.silos) / len(study.silos)
     return (
@@ -124,22 +124,26 @@ def _costs(offer: Offer) -> list[str]:
             "accountant)."
         ),
         *_text(f"In words: {in_words(offer.epsilon, lifetime.delta)}"),
-        *_several(study, own),
+        *_several(offer),
     ]
 
 
-def _several(study: Study, own: Participant) -> list[str]:
+def _several(offer: Offer) -> list[str]:
     """What holds for a family, and for somebody who is a patient of another hospital, too."""
+    study, own, delta = offer.study, offer.asked.participant, offer.budget.target.delta
     mechanism = study.mechanism()
-    family = several_people(mechanism, own, FAMILY)
+    family = several_people(mechanism, own, FAMILY, delta)
+    if family is None:
+        return []
     others = [study.participant(silo) for silo in study.silos]
     others.remove(own)
-    twice = in_several_silos(mechanism, [own, *most_exposed(mechanism, others, 1)])
-    if family is None or twice is None:
-        return []
+    told = ""
+    if others:
+        twice = in_two_silos(mechanism, own, most_exposed(mechanism, others), delta)
+        told = f", somebody who is another hospital's patient, too, {twice:.4g}"
     return _text(
-        f"The promise is about one person of yours. {FAMILY} people together (a family) have "
-        f"epsilon {family:.4g}, somebody who is another hospital's patient, too, {twice:.4g}."
+        f"That is about one person of yours. At the same delta {FAMILY} people together (a family) "
+        f"have epsilon {family:.4g}{told}."
     )
 
 

@@ -11,7 +11,7 @@ from silomix_client.rounds.complaint_files import SavedComplaint
 from silomix_core.accounting.events import ADJACENCY, Scheme
 from silomix_core.algorithms.catalogue import ALGORITHMS
 from silomix_core.claims.central import central_figures
-from silomix_core.claims.groups import in_several_silos, most_exposed, several_people
+from silomix_core.claims.groups import in_two_silos, most_exposed, several_people
 from silomix_core.mechanism.mechanism import Mechanism
 from silomix_core.reports.aggregation import Rule
 from silomix_core.study.costliest import costliest
@@ -83,7 +83,7 @@ def population_in_words(study: Study) -> str:
 def _spending_lines(study: Study, mechanism: Mechanism) -> list[str]:
     """What each silo spends and counts, and which of them has everybody add noise for its sake."""
     participants = [study.participant(silo) for silo in study.silos]
-    spent = {each: mechanism.epsilon(each) for each in set(participants)}
+    spent = {each: mechanism.epsilon(each) for each in set(participants[:_MOST_SILOS])}
     lines = [
         f"{short(silo.name)}: {silo.records} records, {100 * each.weight / len(participants):.3g} "
         f"% of the result, spends epsilon {spent[each]:.4g} at delta {each.target.delta:g}"
@@ -102,13 +102,16 @@ def _spending_lines(study: Study, mechanism: Mechanism) -> list[str]:
 def _group_lines(study: Study, mechanism: Mechanism) -> list[str]:
     """What holds for somebody in several silos and for a family, where theory gives it."""
     participants = [study.participant(silo) for silo in study.silos]
-    exposed = most_exposed(mechanism, participants, 2)
-    twice = in_several_silos(mechanism, exposed)
-    family = several_people(mechanism, exposed[0], FAMILY)
-    if twice is None or family is None:
+    delta = min(each.target.delta for each in participants)
+    exposed = most_exposed(mechanism, participants)
+    family = several_people(mechanism, exposed, FAMILY, delta)
+    if family is None:
         return []
-    told = f"epsilon {twice:.4g} for somebody who is a record of two silos; " if exposed[1:] else ""
-    delta = max(each.target.delta for each in exposed)
+    told, others = "", participants.copy()
+    others.remove(exposed)
+    if others:
+        twice = in_two_silos(mechanism, exposed, most_exposed(mechanism, others), delta)
+        told = f"epsilon {twice:.4g} for somebody who is a record of two silos; "
     return titled(
         "several records",
         f"{told}epsilon {family:.4g} for {FAMILY} people of one silo together (a family); at delta "
@@ -386,10 +389,10 @@ def _descent(study: Study) -> str:
 def _asked(study: Study) -> str:
     if study.participants == len(study.silos):
         return ""
-    if study.draw is Draw.INDEPENDENT:
+    if study.draw is not Draw.TURNS:
         return (
-            f"; a round asks {study.participants} of them, drawn by its hash each time: a silo "
-            "pays for all rounds"
+            f"; a round asks {study.participants} of them, as follows from its hash: a silo pays "
+            "for all rounds"
         )
     most = sum(phase.turns or phase.rounds for phase in study.phases)
     return (

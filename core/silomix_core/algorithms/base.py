@@ -100,7 +100,7 @@ class Setting:
     that have them; ratio: the share of its records that a silo draws for a gradient; scatter:
     variance that silos themselves give a record's gradient, by smoothing it at random; descent:
     momentum and averaging of algorithms that leave them to the study; numbers: whether labels are
-    numbers, not classes.
+    numbers, not classes; unevenness: the mean square of the silos' weights, which are 1 on average.
     """
 
     rounds: int
@@ -118,6 +118,7 @@ class Setting:
     scatter: float = 0.0
     descent: Descent = USUAL_DESCENT
     numbers: bool = False
+    unevenness: float = 1.0
 
     @property
     def diameter(self) -> float:
@@ -161,7 +162,9 @@ class AlgorithmPlan:
         bound, asked = known.lipschitz**2, known.participants
         batch = self.share * self.phases[phase].records(known.records)
         drawn = 4 * bound / (batch * asked) if self.share < 1 else known.scatter / (batch * asked)
-        chosen = (1 - (asked - 1) / (silos - 1)) * bound / asked if asked < silos else 0.0
+        chosen = 0.0
+        if asked < silos:
+            chosen = (1 - (asked - 1) / (silos - 1)) * known.unevenness * bound / asked
         return drawn + chosen + known.dimension * self.noise(phase) ** 2
 
 

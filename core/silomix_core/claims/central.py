@@ -250,7 +250,7 @@ def _one_record_bound(study: _Study, epsilon_local: float) -> CentralFigure | No
     mechanism = study.mechanism
     fewest = min(each.records for each in study.kinds)
     bounds = []
-    for index in _different_phases(mechanism):
+    for index in mechanism.different_phases:
         phase = mechanism.phases[index]
         mu = max(mechanism.event(each, index).mu for each in study.kinds)
         slack = discretization_delta(epsilon_local, study.released(index))
@@ -441,7 +441,7 @@ def _sum_epsilon(study: _Study, participant: Participant) -> float:
     """
     mechanism = study.mechanism
     worst = 0.0
-    for index in _different_phases(mechanism):
+    for index in mechanism.different_phases:
         event = PrivacyEvent(
             scheme=Scheme.FULL,
             ratio=1.0,
@@ -451,12 +451,6 @@ def _sum_epsilon(study: _Study, participant: Participant) -> float:
         )
         worst = max(worst, epsilon_of([(event, mechanism.phases[index].answers)], study.delta))
     return worst
-
-
-def _different_phases(mechanism: Mechanism) -> list[int]:
-    """The index of one phase of each kind; a one-pass algorithm has hundreds that are all alike."""
-    kinds = zip(mechanism.phases, mechanism.grids, strict=True)
-    return list({kind: index for index, kind in enumerate(kinds)}.values())
 
 
 def _none(because: str) -> str:

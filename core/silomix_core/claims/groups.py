@@ -8,8 +8,10 @@ Gaussian mechanism, for which more is exact (Dong, Roth, Su 2022, arXiv 1905.023
 - *k people of one silo*: replaced one after the other they move a sum k times as far (Thm. 2.14):
   k·μ_i.
 
-Phases hold different records.  The worst is counted: each silo's costliest phase, all k people in
-the same.  For drawn batches neither follows in this form, and nothing is claimed.
+Phases hold different records.  The worst is counted: each silo's costliest phase, with as many
+released integers as any has, and all k people in the same.  For drawn batches neither follows in
+this form, and nothing is claimed.  All figures are at the δ that is asked for: figures at different
+δ cannot be compared.
 """
 
 from collections.abc import Sequence
@@ -20,38 +22,44 @@ from silomix_core.accounting.events import Scheme
 from silomix_core.mechanism.mechanism import Mechanism, Participant
 
 
-def in_several_silos(mechanism: Mechanism, silos: Sequence[Participant]) -> float | None:
-    """ε of somebody who is a record of each of these silos, at the largest of their δ."""
+def in_two_silos(
+    mechanism: Mechanism, one: Participant, other: Participant, delta: float
+) -> float | None:
+    """ε at this δ of somebody who is a record of both silos."""
     if not _is_gaussian(mechanism):
         return None
-    together = [pair for silo in silos for pair in _costliest(mechanism, silo)]
-    return epsilon_of(together, max(each.target.delta for each in silos))
+    return epsilon_of([*_worst(mechanism, one), *_worst(mechanism, other)], delta)
 
 
-def several_people(mechanism: Mechanism, silo: Participant, people: int) -> float | None:
-    """ε of so many people of one silo together, at its δ."""
+def several_people(
+    mechanism: Mechanism, silo: Participant, people: int, delta: float
+) -> float | None:
+    """ε at this δ of so many people of one silo together."""
     if not _is_gaussian(mechanism):
         return None
     moved = [
         (replace(event, sensitivity=people * event.sensitivity), count)
-        for event, count in _costliest(mechanism, silo)
+        for event, count in _worst(mechanism, silo)
     ]
-    return epsilon_of(moved, silo.target.delta)
+    return epsilon_of(moved, delta)
 
 
-def most_exposed(
-    mechanism: Mechanism, silos: Sequence[Participant], count: int
-) -> list[Participant]:
-    """The `count` silos whose reports tell most about a record."""
-    return sorted(silos, key=lambda each: -_squares(_costliest(mechanism, each)))[:count]
+def most_exposed(mechanism: Mechanism, silos: Sequence[Participant]) -> Participant:
+    """The silo whose reports tell most about a record."""
+    return max(set(silos), key=lambda each: _squares(_worst(mechanism, each)))
 
 
 def _is_gaussian(mechanism: Mechanism) -> bool:
     return mechanism.minibatch.scheme is Scheme.FULL
 
 
-def _costliest(mechanism: Mechanism, silo: Participant) -> Transcript:
-    return max(mechanism.transcripts(silo), key=_squares)
+def _worst(mechanism: Mechanism, silo: Participant) -> Transcript:
+    """The silo's costliest transcript, filled up to the most events that any of its has."""
+    transcripts = mechanism.different_transcripts(silo)
+    costliest = max(transcripts, key=_squares)
+    ((event, count),) = costliest
+    most = max(each for ((_, each),) in transcripts)
+    return [(event, count), (replace(event, sensitivity=0.0), most - count)]
 
 
 def _squares(transcript: Transcript) -> float:

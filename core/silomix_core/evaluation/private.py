@@ -15,7 +15,7 @@ most 1, so that two records are at most √2 apart.
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Protocol
 
@@ -36,6 +36,7 @@ _FEWEST_ROWS = 64
 _STEPS = 2**13  # of an error from 0 to the width of the bounds, so that sums are those of integers
 _SQUARE = _STEPS**2
 _PER_SQUARE = 724  # SUM_UNIT/_SQUARE/√2, rounded down: no norm exceeds 1
+_ALIKE = 1 + 1e-9  # the heaviest silo's weight, where all weigh the same
 _SAID = _PER_SQUARE * _SQUARE / SUM_UNIT  # what stands for 1, nearly 1/√2
 
 Floats = NDArray[np.float64]
@@ -46,7 +47,7 @@ Integers = NDArray[np.int64]
 class Confusion:
     """Shares of all held-out records in each cell: K rows of labels by K columns of predictions.
 
-    Silos count by their weights, not by their records.  `standard_error` is that of `error`,
+    Silos count by their weights.  `standard_error` is that of `error`,
     `cell_standard_error` that of a cell, from the noise alone, whose size is known; the hold-out
     being a sample comes on top.
     """
@@ -116,8 +117,12 @@ class Measure(Protocol):
         """The sum of what these records say, in the units of an update."""
         ...
 
-    def evaluation(self, aggregate: Aggregate, sigma: float) -> Evaluation:
-        """The evaluation from the mean of reports with noise `sigma` each."""
+    def evaluation(self, aggregate: Aggregate, sigma: float, *, whole: bool = True) -> Evaluation:
+        """The evaluation from the mean of reports with noise `sigma` each.
+
+        whole: whether the weights of the silos that sent them are known to be 1 on average, as
+        they are if all silos did or all weigh the same.
+        """
         ...
 
 
@@ -143,21 +148,37 @@ class Classes:
         counts: Integers = exact_product(rows.T, columns).ravel().astype(np.int64) * SUM_UNIT
         return counts
 
-    def evaluation(self, aggregate: Aggregate, sigma: float) -> Confusion:
+    def evaluation(self, aggregate: Aggregate, sigma: float, *, whole: bool = True) -> Confusion:
         """The confusion matrix nearest to the noisy cells among those whose cells sum to 1.
 
-        The true cells do (if silos have different weights: if all of them report), and knowing it
-        takes noise away: with Σ the noisy sum of the K² cells, that matrix has cells
-        x + (1 − Σ)/K², and an error of √(K − 1) times the noise instead of √(K² − K).
+        The true cells do, of the whole, and knowing it takes noise away: with Σ the noisy sum of
+        the K² cells, that matrix has cells x + (1 − Σ)/K², and an error of √(K − 1) times the noise
+        instead of √(K² − K).  Else they are shares of their sum.
         """
         cells = aggregate.gradient[: self.cells]
-        cells = cells + (1 - cells.sum()) / self.cells
         noise = sigma / sqrt(aggregate.reports)
+        if not whole:
+            return self._shares(cells, noise, aggregate.reports)
+        cells = cells + (1 - cells.sum()) / self.cells
         return Confusion(
             cells=cells.reshape(self.count, self.count),
             standard_error=noise * sqrt(self.count - 1),
             cell_standard_error=noise * sqrt(1 - 1 / self.cells),
             reports=aggregate.reports,
+        )
+
+    def _shares(self, cells: Floats, noise: float, reports: int) -> Confusion:
+        """The cells over their sum; standard errors to first order in the noise."""
+        total = max(float(cells.sum()), noise)  # a sum that noise hides says nothing
+        cells, noise = cells / total, noise / total
+        found = Confusion(cells.reshape(self.count, self.count), 0.0, 0.0, reports)
+        wrong, largest = found.error, float(cells.max())
+        of_error = self.count * ((self.count - 1) * (1 - wrong) ** 2 + wrong**2)
+        of_cell = (1 - largest) ** 2 + (self.cells - 1) * largest**2
+        return replace(
+            found,
+            standard_error=noise * sqrt(of_error),
+            cell_standard_error=noise * max(1.0, sqrt(of_cell)),
         )
 
 
@@ -181,18 +202,34 @@ class Numbers:
         whole = most * _SQUARE
         return _PER_SQUARE * np.array([whole - squared, squared, whole - absolute, absolute])
 
-    def evaluation(self, aggregate: Aggregate, sigma: float) -> Errors:
-        """The mean errors: each is half of 1 plus how far it exceeds what it lacks of 1."""
+    def evaluation(self, aggregate: Aggregate, sigma: float, *, whole: bool = True) -> Errors:
+        """The mean errors: each is half of 1 plus how far it exceeds what it lacks of 1; where that
+        1 is not known, the share that it has of both."""
         lacked_square, square, lacked, absolute = aggregate.gradient[: self.cells] / _SAID
-        noise = sigma / sqrt(aggregate.reports) / (sqrt(2) * _SAID)
+        noise = sigma / sqrt(aggregate.reports) / _SAID
+        of = _half if whole else _share
+        squared, squared_noise = of(float(square), float(lacked_square), noise)
+        mean, mean_noise = of(float(absolute), float(lacked), noise)
         width = self.high - self.low
         return Errors(
-            mean_squared_error=float((1 + square - lacked_square) / 2) * width**2,
-            standard_error=noise * width**2,
-            mean_absolute_error=float((1 + absolute - lacked) / 2) * width,
-            absolute_standard_error=noise * width,
+            mean_squared_error=squared * width**2,
+            standard_error=squared_noise * width**2,
+            mean_absolute_error=mean * width,
+            absolute_standard_error=mean_noise * width,
             reports=aggregate.reports,
         )
+
+
+def _half(part: float, other: float, noise: float) -> tuple[float, float]:
+    """A part of what is 1 with the other, and its standard error."""
+    return (1 + part - other) / 2, noise / sqrt(2)
+
+
+def _share(part: float, other: float, noise: float) -> tuple[float, float]:
+    """The share of a part in both, and its standard error to first order in the noise."""
+    both = max(part + other, noise)
+    share = part / both
+    return share, noise / both * sqrt((1 - share) ** 2 + share**2)
 
 
 def measure_of(task: Task) -> Measure:
@@ -270,4 +307,5 @@ def study_steps(
     answer = yield Query(point=model, model=model)
     if answer is None or not answer.reports or measure is None:
         return Result(model)
-    return Result(model, measure.evaluation(answer, mechanism.sigma(last)))
+    whole = answer.reports == plan.setting.silos or mechanism.heaviest <= _ALIKE
+    return Result(model, measure.evaluation(answer, mechanism.sigma(last), whole=whole))

@@ -369,8 +369,20 @@ class Mechanism:
         Phases use disjoint records, so the worst of them counts (parallel composition).
         """
         delta = participant.target.delta if delta is None else delta
-        transcripts = set(self.transcripts(participant))  # most phases are alike
-        return max(epsilon_of(transcript, delta) for transcript in transcripts)
+        return max(epsilon_of(each, delta) for each in self.different_transcripts(participant))
+
+    def different_transcripts(self, participant: Participant) -> set[Transcript]:
+        """The transcripts that a record's may be; most phases are alike."""
+        return {
+            ((self.event(participant, index), self.phases[index].events),)
+            for index in self.different_phases
+        }
+
+    @cached_property
+    def different_phases(self) -> list[int]:
+        """The index of one phase of each kind; a one-pass algorithm has hundreds that are alike."""
+        kinds = zip(self.phases, self.grids, strict=True)
+        return list({kind: index for index, kind in enumerate(kinds)}.values())
 
 
 def _batch(phase: Phase, minibatch: Minibatch) -> Minibatch:

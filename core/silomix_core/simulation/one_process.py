@@ -31,7 +31,7 @@ from silomix_core.reports.aggregation import (
 from silomix_core.reports.reception import Reception, ReportTooLong
 from silomix_core.reports.reporter import Integers, Reporter, RoundQuery
 from silomix_core.study.derive import minibatch_of, phases_of, plan_of, setting_of
-from silomix_core.study.schedule import asked_in
+from silomix_core.study.schedule import Draw, asked_places
 from silomix_core.study.specification import Specification
 from silomix_core.task.task import Task
 
@@ -167,7 +167,9 @@ def evaluated_study(
         round_query = RoundQuery(number, query.point, query.control)
         phase = mechanism.phase_of(number)
         reports: list[Integers] = []
-        for index in sorted(asked_in(seed, number, mechanism.phases, len(silos), asked)):
+        draw = Draw.TURNS if mechanism.phases[phase].turns else Draw.INDEPENDENT
+        first = mechanism.first_round(phase)
+        for index in sorted(asked_places(seed, number, len(silos), asked, draw, first)):
             if silos[index].takes_part(number):
                 report = silos[index].values(round_query, streams, kept[index])
                 kept[index] += report

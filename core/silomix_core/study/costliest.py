@@ -34,11 +34,16 @@ class Costliest:
 
 
 def costliest(silos: Sequence[Participant]) -> Costliest | None:
-    """The silo that costs the others a quarter more noise or more; None if there is none."""
+    """The silo that costs the others a quarter more noise or more; None if there is none.
+
+    Sizes of batches and phases are taken as they are before rounding to whole records.
+    """
     if len(silos) < 2:
         return None
     needs = [each.weight / each.records / _allowed(each) for each in silos]
     place = max(range(len(silos)), key=needs.__getitem__)
+    if needs[place] < _WORTH_SAYING * sorted(needs)[-2]:
+        return None
     rest = [each for index, each in enumerate(silos) if index != place]
     average = sum(each.weight for each in rest) / len(rest)
     without = max(each.weight / each.records / _allowed(each) for each in rest) / average

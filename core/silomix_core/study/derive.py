@@ -51,6 +51,7 @@ def setting_of(
         ratio=minibatch_of(specification).ratio,
         descent=specification.descent or USUAL_DESCENT,
         numbers=task.loss.is_regression,
+        unevenness=sum(each.weight**2 for each in participants) / len(participants),
     )
 
 
@@ -89,9 +90,11 @@ def phases_of(setting: Setting, specification: Specification) -> tuple[Phase, ..
         shrunk = (replace(phase, share=phase.share * (1 - held_out)) for phase in phases)
         phases = (*shrunk, Phase(1, held_out, kind=PhaseKind.EVALUATION))
     draw, silos, asked = specification.draw, setting.silos, setting.participants
-    return tuple(
-        replace(phase, turns=turns_of(draw, phase.rounds, silos, asked)) for phase in phases
-    )
+    turned = {
+        phase: replace(phase, turns=turns_of(draw, phase.rounds, silos, asked))
+        for phase in set(phases)
+    }
+    return tuple(turned[phase] for phase in phases)
 
 
 def plan_of(setting: Setting, mechanism: Mechanism) -> AlgorithmPlan:

@@ -110,7 +110,7 @@ def _learning(table: TomlTable, algorithm: Algorithm) -> dict[str, Any]:
         "algorithm": algorithm.name,
         "most_rounds": table.whole("rounds"),
         "radius": table.number("radius"),
-        "draw": Draw(table.choice("draw", [each.value for each in Draw], Draw.INDEPENDENT.value)),
+        "draw": Draw(table.choice("draw", [each.value for each in Draw], Draw.BLOCKS.value)),
         "named_weighting": _weighting(table),
         "ridge": table.number("ridge", 0.0),
         "local_steps": table.whole("local_steps") if takes_steps else None,

@@ -10,15 +10,15 @@ than ⌈R·asked/silos⌉ times.  A silo's report is noised for these turns, not
 
 *Independently*, as in the papers: every round draws by hashes of its own.  Then a silo may be asked
 in all rounds, and pays for all.
+
+*In blocks*, as files say that are older than these words: turns that go on through all phases, and
+a silo pays for all rounds.
 """
 
-from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 from hashlib import sha256
 from math import ceil, gcd
-
-from silomix_core.mechanism.mechanism import Phase
 
 _LABEL = b"silomix/v1/asked\0"
 _BLOCKS_KEPT = 16
@@ -29,52 +29,41 @@ class Draw(Enum):
 
     TURNS = "turns"
     INDEPENDENT = "independent"
+    BLOCKS = "blocks"
 
 
 def turns_of(draw: Draw, rounds: int, silos: int, asked: int) -> int | None:
     """The most rounds of a phase that ask one silo; None if that may be all of them."""
-    if draw is Draw.INDEPENDENT or asked == silos:
+    if draw is not Draw.TURNS or asked == silos:
         return None
     return ceil(rounds * asked / silos)
 
 
-def asked_in(
-    seed: bytes, round_number: int, phases: Sequence[Phase], silos: int, asked: int
-) -> frozenset[int]:
-    """The places that a round of a study with these phases asks; see `asked_places`.
-
-    A round beyond them, which everybody refuses, would go on with the turns of the last.
-    """
-    first = 1
-    for phase in phases[:-1]:
-        if round_number < first + phase.rounds:
-            break
-        first += phase.rounds
-    else:
-        phase = phases[-1]
-    return asked_places(seed, round_number, silos, asked, first if phase.turns else None)
-
-
 def asked_places(
-    seed: bytes, round_number: int, silos: int, asked: int, first: int | None
+    seed: bytes, round_number: int, silos: int, asked: int, draw: Draw, first: int = 1
 ) -> frozenset[int]:
     """The roster places (from 0) of the silos that a round (from 1) asks.
 
-    seed: the study's hash; first: the first round of the phase, if it asks in turns.
+    seed: the study's hash; first: the first round of the phase that it belongs to.
     """
     if not 1 <= asked <= silos:
         raise ValueError(f"a round asks 1 to {silos} silos, not {asked}")
     if asked == silos:
         return frozenset(range(silos))
-    place = 0 if first is None else (round_number - first) % (silos // gcd(silos, asked))
-    order, start = _order(seed, round_number - place, silos), place * asked
+    begins, place = round_number, 0
+    if draw is Draw.TURNS:
+        place = (round_number - first) % (silos // gcd(silos, asked))
+        begins -= place
+    elif draw is Draw.BLOCKS:
+        begins, place = divmod(round_number - 1, silos // gcd(silos, asked))
+    order, start = _order(seed, begins, silos), place * asked
     return frozenset(order[each % silos] for each in range(start, start + asked))
 
 
 @lru_cache(maxsize=_BLOCKS_KEPT)
 def _order(seed: bytes, begins: int, silos: int) -> tuple[int, ...]:
-    """All places, sorted by SHA-256(label ‖ seed ‖ the block's first round ‖ place); numbers: 4
-    bytes, big-endian."""
+    """All places, sorted by SHA-256(label ‖ seed ‖ where the block begins ‖ place); numbers: 4
+    bytes, big-endian.  A block begins with its first round; in `BLOCKS` it has its number."""
     start = sha256(_LABEL + seed + begins.to_bytes(4, "big"))
 
     def drawn(place: int) -> bytes:

@@ -5,9 +5,11 @@ everything that decides what is computed and what it costs.  Nothing else in a m
 to say otherwise.  `reader` reads it, `writer` writes it; `mechanism` and `setting` follow from it.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import isfinite
 from typing import NewType
 
@@ -21,7 +23,7 @@ from silomix_core.model.models import Model, model_of
 from silomix_core.reports.aggregation import Aggregation, Circumstances, unusable, usual
 from silomix_core.reports.reception import Reception
 from silomix_core.study.derive import phases_of, plan_of, setting_of, unfit, weighting_of
-from silomix_core.study.schedule import asked_in
+from silomix_core.study.schedule import asked_places
 from silomix_core.study.specification import Specification
 from silomix_core.study.weighting import Weighting, weights
 from silomix_core.task.task import Task
@@ -31,6 +33,7 @@ StudyId = NewType("StudyId", bytes)  # SHA-256 of the study file
 # the author of a study file could inflict on everybody who looks at it.
 _LEAST, _MOST = 1e-9, 1e9  # radius and clip; the ratio of a batch
 _LEAST_HELD_OUT = 0.01  # and the least share that is left for training
+_MOST_DRAWN_SIZES = 64  # calibrated one by one, each in a tenth of a second
 _MOST_SAMPLED_TARGETS = 8  # with drawn batches, each of them is a calibration of seconds
 _MOST_SAMPLED_ROUNDS = 10_000  # so that everybody can calibrate within a minute
 _MOST_MIXES, _MOST_DIGESTS = 64, 10_000  # silos times mixes: all mixes' statements are one message
@@ -126,6 +129,12 @@ class Study(Specification):
             raise ValueError("algorithm.radius and privacy.clip must lie between 1e-9 and 1e9")
         if self.minibatch.ratio < _LEAST:
             raise ValueError(f"privacy.ratio must be at least 1e-9, got {self.minibatch.ratio}")
+        if self.minibatch.count is not None and self._needs() > _MOST_DRAWN_SIZES:
+            raise ValueError(
+                "where each silo draws so many records, at most "
+                f"{_MOST_DRAWN_SIZES} different weights and (epsilon, delta), these have "
+                f'{self._needs()}; use algorithm.weights = "equal"'
+            )
         if self.minibatch.scheme is not Scheme.FULL and self._targets() > _MOST_SAMPLED_TARGETS:
             raise ValueError(
                 f"with {self.minibatch.scheme.value} batches the silos of a study can have at most "
@@ -152,6 +161,10 @@ class Study(Specification):
     def _most_events(self) -> int:
         return max(phase.events for phase in self.phases)
 
+    def _needs(self) -> int:
+        """The number of kinds of silo of which each may need a calibration of its own."""
+        return len({(each.weight, each.target) for each in map(self.participant, self.silos)})
+
     def _targets(self) -> int:
         return len({silo.target or self.target for silo in self.silos})
 
@@ -170,9 +183,18 @@ class Study(Specification):
 
     def asked(self, round_number: int) -> tuple[str, ...]:
         """The silos that a round asks, in the roster's order: nobody's choice, see `schedule`."""
-        silos = len(self.silos)
-        places = asked_in(self.identity, round_number, self.phases, silos, self.participants)
+        if self.participants == len(self.silos):
+            return tuple(self.places)
+        first = self._first_rounds[bisect_right(self._first_rounds, round_number) - 1]
+        places = asked_places(
+            self.identity, round_number, len(self.silos), self.participants, self.draw, first
+        )
         return tuple(silo.name for place, silo in enumerate(self.silos) if place in places)
+
+    @cached_property
+    def _first_rounds(self) -> list[int]:
+        """The first round of each phase."""
+        return list(accumulate((phase.rounds for phase in self.phases[:-1]), initial=1))
 
     def participant(self, silo: Silo) -> Participant:
         """A silo as the mechanism sees it."""

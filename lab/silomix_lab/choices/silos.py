@@ -5,6 +5,7 @@ from silomix_core.study.weighting import Weighting
 from silomix_protocol.host.failure import Failure
 
 _WEIGHTINGS = (Weighting.RECORDS.value, Weighting.EQUAL.value)  # named ones are for a study file
+_DRAWS = (Draw.TURNS.value, Draw.INDEPENDENT.value)  # blocks are for files of before
 _MOST_SILOS, _MOST_RECORDS = 10_000, 100_000_000
 
 
@@ -17,9 +18,8 @@ def weighting_of(name: str | None) -> Weighting | None:
 
 def draw_of(name: str) -> Draw:
     """The way of drawing silos that was typed."""
-    known = [each.value for each in Draw]
-    if name not in known:
-        raise Failure(f"--draw {name!r}: use one of {', '.join(known)}")
+    if name not in _DRAWS:
+        raise Failure(f"--draw {name!r}: use one of {', '.join(_DRAWS)}")
     return Draw(name)
 
 

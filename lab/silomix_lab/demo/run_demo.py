@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
-from secrets import SystemRandom
+from secrets import randbelow
 
 import numpy as np
 from rich.console import Console
@@ -53,6 +53,7 @@ from silomix_lab.scoring import calibration, error, majority_error, pooled_error
 CLIP = 0.25
 _REFRESH_S = 0.25
 _PORTS = range(15_000, 32_000)  # below those that a system gives to outgoing connections
+_TURN = islice(cycle(_PORTS), randbelow(len(_PORTS)), None)
 
 
 class DemoFailed(Exception):
@@ -384,11 +385,12 @@ def free_ports(count: int) -> list[int]:
     """Ports of this machine at which nobody listens.
 
     A port that the system chooses may be given to somebody's outgoing connection before a process
-    listens at it; these may not.
+    listens at it; these may not.  They are tried in turn from a random one on, so that two who look
+    at the same time do not find the same.
     """
     found: list[int] = []
     with ExitStack() as bound:
-        for port in SystemRandom().sample(_PORTS, len(_PORTS)):
+        for port in islice(_TURN, len(_PORTS)):
             entry = bound.enter_context(socket.socket())
             with suppress(OSError):
                 entry.bind(("127.0.0.1", port))

@@ -66,7 +66,7 @@ def test_the_letter_says_what_is_asked_what_it_costs_and_of_whom(consortium: Con
         "All people count alike, whatever hospital they are of.",
         "its clip is 0.24 of what a record could weigh: the model puts people in order",
         "Every row of your data counts as one person",
-        "3 people together (a family) have epsilon 7.0",
+        "At the same delta 3 people together (a family) have epsilon 7.0",
         "somebody who is another hospital's patient, too, 2.95",
         "Epsilon 2 at your policy's delta 1e-05, over the whole study",
         "Reserved so far: epsilon 0, with this study 2; your policy allows 2 for all studies",

@@ -6,7 +6,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 from silomix_core.accounting.events import PrivacyTarget, Scheme
-from silomix_core.claims.groups import in_several_silos, most_exposed, several_people
+from silomix_core.claims.groups import in_two_silos, most_exposed, several_people
 from silomix_core.mechanism.mechanism import Mechanism, Minibatch, Participant, Phase, PhaseKind
 
 STRICT, LOOSE = PrivacyTarget(0.5, 1e-6), PrivacyTarget(2.0, 1e-5)
@@ -38,28 +38,29 @@ def test_somebody_in_two_silos_and_a_family_lose_what_the_gaussian_mechanism_say
         )
         for silo in (SMALL, LARGE)
     }
-    both = in_several_silos(mechanism, [SMALL, LARGE])
+    both = in_two_silos(mechanism, SMALL, LARGE, 1e-5)
     mu = sqrt(spent[SMALL] ** 2 + spent[LARGE] ** 2)
     assert both == pytest.approx(epsilon(mu, 1e-5), rel=1e-5)
     for people in (1, 2, 5):
-        family = several_people(mechanism, LARGE, people)
+        family = several_people(mechanism, LARGE, people, 1e-5)
         assert family == pytest.approx(epsilon(people * spent[LARGE], 1e-5), rel=1e-5)
-    assert several_people(mechanism, LARGE, 1) == pytest.approx(mechanism.epsilon(LARGE))
-    assert in_several_silos(mechanism, [LARGE]) == pytest.approx(mechanism.epsilon(LARGE))
+    assert several_people(mechanism, LARGE, 1, 1e-5) == pytest.approx(mechanism.epsilon(LARGE))
+    alone, together = mechanism.epsilon(SMALL, 1e-5), in_two_silos(mechanism, SMALL, LARGE, 1e-5)
+    assert together is not None
+    assert together > max(alone, mechanism.epsilon(LARGE))  # at the same δ, whatever the silos' own
 
 
 def test_the_silos_that_tell_most_come_first() -> None:
     mechanism = calibrated(Phase(30))
     heavy = Participant(300, LOOSE, 1.5)  # a record of it moves a report five times as far
-    assert most_exposed(mechanism, [LARGE, heavy, SMALL], 1) == [heavy]
-    assert len(most_exposed(mechanism, [LARGE, heavy, SMALL], 2)) == 2
+    assert most_exposed(mechanism, [LARGE, heavy, SMALL]) == heavy
 
 
 @pytest.mark.parametrize("scheme", [Scheme.POISSON, Scheme.WITHOUT_REPLACEMENT])
 def test_nothing_is_claimed_of_drawn_batches(scheme: Scheme) -> None:
     mechanism = calibrated(Phase(5), batch=Minibatch(scheme, 0.1))
-    assert in_several_silos(mechanism, [SMALL, LARGE]) is None
-    assert several_people(mechanism, SMALL, 2) is None
+    assert in_two_silos(mechanism, SMALL, LARGE, 1e-5) is None
+    assert several_people(mechanism, SMALL, 2, 1e-5) is None
 
 
 def test_turns_and_an_evaluation_count_as_what_a_silo_answers() -> None:
@@ -67,4 +68,6 @@ def test_turns_and_an_evaluation_count_as_what_a_silo_answers() -> None:
         Phase(30, 0.75, turns=12), Phase(1, 0.25, kind=PhaseKind.EVALUATION, turns=1)
     )
     mu = max(sqrt(12) * mechanism.event(LARGE, 0).mu, mechanism.event(LARGE, 1).mu)
-    assert several_people(mechanism, LARGE, 3) == pytest.approx(epsilon(3 * mu, 1e-5), rel=1e-5)
+    assert several_people(mechanism, LARGE, 3, 1e-5) == pytest.approx(
+        epsilon(3 * mu, 1e-5), rel=1e-5
+    )

@@ -205,6 +205,29 @@ def test_errors_of_numbers_are_those_of_the_models_predictions() -> None:
     assert found.error == found.mean_squared_error
 
 
+@pytest.mark.parametrize("task", [SEVERAL, BOTH, NUMBER], ids=["several", "both", "number"])
+@pytest.mark.parametrize("weight", [0.3, 1.7])
+def test_silos_whose_weights_are_not_known_still_tell_the_error(task: Task, weight: float) -> None:
+    """One of unequal silos is away: without noise exactly, with it as is stated (±15 %, 6 σ)."""
+    rng, measure = np.random.default_rng(9), measure_of(task)
+    _, _, records = labelled(task, 500, 10)
+    total = HeldOutSum(records, model_of(task), measure).at(np.ones(task.dimension)) / 2**36 / 500
+    whole = measure.evaluation(Aggregate(total, 4), 0.0)
+    truth = weight * total
+    exact = measure.evaluation(Aggregate(truth, 4), 0.0, whole=False)
+    assert exact.error == pytest.approx(whole.error)
+    assert exact.standard_error == 0.0
+    found = [
+        measure.evaluation(
+            Aggregate(truth + rng.normal(0, 0.003, task.dimension), 4), 0.006, whole=False
+        )
+        for _ in range(1000)
+    ]
+    spread = np.std([each.error for each in found])
+    assert spread == pytest.approx(np.mean([each.standard_error for each in found]), rel=0.15)
+    assert np.mean([each.error for each in found]) == pytest.approx(exact.error, abs=spread / 5)
+
+
 @pytest.mark.parametrize("measure", [Classes(3), Numbers(-2.0, 6.0)], ids=["classes", "numbers"])
 def test_no_record_says_more_than_the_mechanism_allows(measure: Measure) -> None:
     """Not negative, of norm 1 at most: of all labels and scores, far ones too."""

@@ -166,7 +166,7 @@ def test_what_is_written_is_read(task: Task, written: Specification) -> None:
     named = replace(
         written,
         participants=written.participants or SILOS,
-        draw=written.draw if written.participants else Draw.INDEPENDENT,  # of all, all the same
+        draw=written.draw if written.participants else Draw.BLOCKS,  # of all, all the same
         named_weighting=weighting_of(written),
     )
     for each in fields(Specification):

@@ -15,7 +15,7 @@ from silomix_core.mechanism.mechanism import Mechanism, Participant
 from silomix_core.reports.reporter import Integers, RoundQuery
 from silomix_core.simulation.one_process import run_study
 from silomix_core.study.derive import phases_of, plan_of, setting_of
-from silomix_core.study.schedule import asked_places
+from silomix_core.study.schedule import Draw, asked_places
 from support.specifications import specification
 from support.studies import parse, study_tree
 
@@ -24,12 +24,11 @@ sizes = st.integers(1, 24).flatmap(lambda silos: st.tuples(st.just(silos), st.in
 
 
 def schedule(
-    seed: bytes, silos: int, asked: int, rounds: int, first: int | None = 1
+    seed: bytes, silos: int, asked: int, rounds: int, first: int = 1, draw: Draw = Draw.TURNS
 ) -> list[frozenset[int]]:
-    """The silos of the first so many rounds of a phase in turns; of rounds drawn independently if
-    `first` is None."""
-    numbers = range(first or 1, (first or 1) + rounds)
-    return [asked_places(seed, number, silos, asked, first) for number in numbers]
+    """The silos of the first so many rounds of a phase."""
+    numbers = range(first, first + rounds)
+    return [asked_places(seed, number, silos, asked, draw, first) for number in numbers]
 
 
 @settings(deadline=None, max_examples=60)
@@ -75,8 +74,13 @@ def test_the_schedule_is_what_the_protocol_says(
     begins = phase + (number - phase) // length * length
     turn, standing = (number - begins) * asked, order(begins)
     expected = {standing[each % silos] for each in range(turn, turn + asked)}
-    assert asked_places(seed, number, silos, asked, phase) == expected
-    assert asked_places(seed, number, silos, asked, None) == set(order(number)[:asked])
+    assert asked_places(seed, number, silos, asked, Draw.TURNS, phase) == expected
+    alone = asked_places(seed, number, silos, asked, Draw.INDEPENDENT, phase)
+    assert alone == set(order(number)[:asked])
+    block, standing = (number - 1) // length, order((number - 1) // length)
+    turn = (number - 1 - block * length) * asked
+    expected = {standing[each % silos] for each in range(turn, turn + asked)}
+    assert asked_places(seed, number, silos, asked, Draw.BLOCKS, phase) == expected
 
 
 def test_other_studies_and_other_blocks_ask_in_another_order() -> None:
@@ -90,8 +94,8 @@ def test_other_studies_and_other_blocks_ask_in_another_order() -> None:
 def test_every_choice_of_silos_is_as_likely_as_every_other() -> None:
     """2000 studies, 10 pairs of 5 silos, each 200 ± 13.4: beyond 5 deviations once in 10⁵ runs
     (and never again, since the seeds are fixed)."""
-    for first in (1, None):
-        drawn = Counter(asked_places(sha256(bytes([i // 256, i % 256])).digest(), 3, 5, 2, first)
+    for draw in Draw:
+        drawn = Counter(asked_places(sha256(bytes([i // 256, i % 256])).digest(), 3, 5, 2, draw)
                         for i in range(2000))  # fmt: skip
         assert len(drawn) == comb(5, 2)
         assert all(abs(times - 200) < 5 * 13.4 for times in drawn.values())
@@ -100,7 +104,7 @@ def test_every_choice_of_silos_is_as_likely_as_every_other() -> None:
 @pytest.mark.parametrize("asked", [0, 4])
 def test_a_round_that_would_ask_nobody_or_more_than_there_are_is_refused(asked: int) -> None:
     with pytest.raises(ValueError, match="a round asks 1 to 3 silos"):
-        asked_places(STUDY, 1, 3, asked, 1)
+        asked_places(STUDY, 1, 3, asked, Draw.TURNS)
 
 
 def test_a_study_names_its_silos_in_the_rosters_order() -> None:
@@ -108,13 +112,14 @@ def test_a_study_names_its_silos_in_the_rosters_order() -> None:
     roster = tuple(silo["name"] for silo in tree["silos"])
     assert {parse(tree).asked(number) for number in range(1, 5)} == {roster}
     tree["batch"]["minimum"] = tree["algorithm"]["participants"] = 2
-    for draw, first in (("turns", 1), ("independent", None), (None, None)):
+    for named, draw in (*((each.value, each) for each in Draw), (None, Draw.BLOCKS)):
         tree["algorithm"].pop("draw", None)
-        if draw is not None:
-            tree["algorithm"]["draw"] = draw
+        if named is not None:
+            tree["algorithm"]["draw"] = named
         study = parse(tree)
+        assert study.draw is draw
         for number in range(1, study.rounds + 1):
-            places = sorted(asked_places(study.identity, number, len(roster), 2, first))
+            places = sorted(asked_places(study.identity, number, len(roster), 2, draw))
             assert study.asked(number) == tuple(roster[place] for place in places)
 
 

@@ -1,5 +1,6 @@
 """What silos count by: whose record moves the result how far, and what that costs everybody."""
 
+from base64 import b64encode
 from math import sqrt
 from typing import Any
 
@@ -82,6 +83,18 @@ def test_weights_of_a_study_file_are_read_as_it_says() -> None:
         parse(tree)
 
 
+def test_weights_that_need_a_calibration_for_each_of_many_silos_are_refused() -> None:
+    """Where every silo draws one record, by records there are as many kinds as there are sizes."""
+    tree = study_tree(80)
+    tree["algorithm"] |= {"name": "shuffled-mb-sgd", "weights": "records"}
+    for count, silo in enumerate(tree["silos"], start=100):
+        silo |= {"records": count, "sign_key": b64encode(b"%32d" % count).decode()}
+    with pytest.raises(InvalidStudy, match=r"at most 64 different weights.*these have 80"):
+        parse(tree)
+    tree["algorithm"]["weights"] = "equal"
+    assert parse(tree).minibatch.count == 1
+
+
 # The silo that drives the noise ------------------------------------------------------------------
 
 
@@ -104,6 +117,7 @@ def test_the_silo_that_drives_the_noise_is_named_with_what_it_costs() -> None:
     assert costliest(silos_of(UNEQUAL, Weighting.RECORDS)) is None
     assert costliest(silos_of([500, 510, 490], Weighting.EQUAL)) is None
     assert costliest(silos_of([500], Weighting.EQUAL)) is None
+    assert costliest(silos_of([300, 4000], Weighting.RECORDS)) is None  # already by records
     strict = costliest(silos_of(UNEQUAL, Weighting.RECORDS, strict=4))
     assert strict is not None
     assert (strict.place, strict.for_its_target) == (4, True)

@@ -5,8 +5,8 @@ silo has no switch that could do it.  A correct silo is called violated with pro
 0.1 %; a fault here is overlooked with probability below 2·10⁻⁵ (`audit_bounds.gaussian_detection`
 at ε = 20, δ = 0.01: twice the claimed μ in 80 trials, three times in 30).
 
-Whole commands are audited once as they are and once with a fault; the other audits run in this
-process (`approved_at_once`), with processes for the silos alone.
+Whole commands are audited once as they are and once with a fault; the other audits approve their
+studies themselves (`quick_approvals`), with processes for the silos alone.
 """
 
 import json
@@ -15,13 +15,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from click.testing import Result
 from silomix.main import app
 from silomix_core.accounting.events import PrivacyTarget
 from silomix_lab.audit.run_audit import run_audit
@@ -109,6 +108,8 @@ from silomix_core.reports import reporter
 reporter.Reporter.takes_part = lambda self, round_number: True
 """,
 }
+Process = subprocess.CompletedProcess[str]
+COMMAND = ("-m", "silomix", "audit")
 WITH_PROCESSES = "no root of R"  # it changes what an approval reserves, too
 CAUGHT = {  # rounds of a study and trials that suffice, and the checks that must fail
     "half the noise": (4, 20, {"noise"}),
@@ -120,23 +121,26 @@ CAUGHT = {  # rounds of a study and trials that suffice, and the checks that mus
 }
 
 
-def arguments(*more: object) -> list[str]:
-    return [sys.executable, "-m", "silomix", "audit", *map(str, more)]
+def arguments(*more: object, command: Sequence[str] = COMMAND) -> list[str]:
+    return [sys.executable, *command, *map(str, more)]
 
 
-def audit(folder: Path, *more: object) -> "subprocess.CompletedProcess[str]":
+def audit(folder: Path, *more: object, command: Sequence[str] = COMMAND) -> Process:
     return subprocess.run(
-        arguments(*more), cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        arguments(*more, command=command),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
 @pytest.fixture
-def audit_here(
-    approved_at_once: None, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Result]:
-    """The command in this process; it leaves nothing in its scratch folder either."""
-    monkeypatch.chdir(tmp_path)
-    return lambda *more: CliRunner().invoke(app, ["audit", *map(str, more)])
+def audit_here(scratch: Path, tmp_path: Path) -> Callable[..., Process]:
+    """An audit with quick approvals; it leaves nothing in its scratch folder either."""
+    script = str(Path(__file__).parent / "quick_approvals.py")
+    return lambda *more: audit(tmp_path, *more, command=[script, "audit"])
 
 
 def faulty_silo(folder: Path, fault: str) -> str:
@@ -198,13 +202,13 @@ def test_the_shipped_silo_is_consistent(tmp_path: Path, scratch: Path) -> None:
     ],
 )
 def test_one_of_each_family_is_consistent_and_measures_what_is_claimed(
-    algorithm: str, more: tuple[object, ...], tmp_path: Path, audit_here: Callable[..., Result]
+    algorithm: str, more: tuple[object, ...], tmp_path: Path, audit_here: Callable[..., Process]
 ) -> None:
     result = audit_here(
         *("--algorithm", algorithm, *more, "--trials", 20, "--epsilon", 20, "--delta", 0.01),
         *("--json", "audit.json"),
     )
-    assert result.exit_code == 0, result.output
+    assert result.returncode == 0, result.stdout + result.stderr
     figures = json.loads((tmp_path / "audit.json").read_text())
     assert figures["verdict"] == "consistent"
     assert figures["algorithm"] == algorithm
@@ -215,7 +219,7 @@ def test_one_of_each_family_is_consistent_and_measures_what_is_claimed(
 
 
 def test_smoothed_and_drawn_are_consistent_and_measure_what_is_claimed(
-    tmp_path: Path, audit_here: Callable[..., Result]
+    tmp_path: Path, audit_here: Callable[..., Process]
 ) -> None:
     """Phases, random points and drawn batches at once, on real processes.
 
@@ -225,7 +229,7 @@ def test_smoothed_and_drawn_are_consistent_and_measure_what_is_claimed(
     result = audit_here(
         *("--algorithm", "convolution-smoothing", *drawn, "--trials", 40, "--json", "audit.json"),
     )
-    assert result.exit_code == 0, result.output
+    assert result.returncode == 0, result.stdout + result.stderr
     assert "4 phases of which a record is in one, in which a record is drawn with" in result.stdout
     figures = json.loads((tmp_path / "audit.json").read_text())
     assert figures["checks"]["one-phase"]["passed"]
@@ -256,23 +260,23 @@ def test_a_fault_of_one_family_is_violated(
     options: tuple[object, ...],
     caught: set[str],
     tmp_path: Path,
-    audit_here: Callable[..., Result],
+    audit_here: Callable[..., Process],
 ) -> None:
     result = audit_here(
         *(*options, "--epsilon", 20, "--delta", 0.01, "--json", "audit.json"),
         *("--silo-command", faulty_silo(tmp_path, FAMILY_FAULTS[fault])),
     )
-    assert result.exit_code == 3, result.output
+    assert result.returncode == 3, result.stdout + result.stderr
     figures = json.loads((tmp_path / "audit.json").read_text())
     assert caught <= {name for name, check in figures["checks"].items() if not check["passed"]}
 
 
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each != WITH_PROCESSES])
 def test_a_build_with_a_fault_is_violated(
-    fault: str, tmp_path: Path, audit_here: Callable[..., Result]
+    fault: str, tmp_path: Path, audit_here: Callable[..., Process]
 ) -> None:
     result = audit_here(*faulty(fault, tmp_path))
-    _check_violated(fault, result.exit_code, result.stdout, tmp_path)
+    _check_violated(fault, result.returncode, result.stdout, tmp_path)
 
 
 def test_a_build_that_approves_its_own_fault_is_violated(tmp_path: Path, scratch: Path) -> None:
@@ -372,7 +376,7 @@ def test_a_command_that_is_no_silo_is_one_line(tmp_path: Path, scratch: Path) ->
 
 
 def test_a_silo_that_stops_answering_is_no_verdict(
-    tmp_path: Path, audit_here: Callable[..., Result]
+    tmp_path: Path, audit_here: Callable[..., Process]
 ) -> None:
     refusing = (
         "from silomix_client import errors\n"
@@ -382,11 +386,10 @@ def test_a_silo_that_stops_answering_is_no_verdict(
     )
     silo = faulty_silo(tmp_path, refusing)
     result = audit_here("--trials", 20, "--silo-command", f"{silo} run")
-    assert result.exit_code == 1
-    assert isinstance(result.exception, Failure)
-    (line,) = str(result.exception).splitlines()
-    assert line.startswith("the silo answered 0 of 4 rounds")
-    assert "verdict" not in result.output
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("silomix: the silo answered 0 of 4 rounds")
+    assert "verdict" not in result.stdout
 
 
 def test_a_killed_audit_takes_its_silos_along(tmp_path: Path) -> None:
