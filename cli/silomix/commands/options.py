@@ -46,6 +46,13 @@ Sampling = Annotated[
     str,
     typer.Option(help="Records of a silo in a round: full (all), poisson or without-replacement."),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="What silos count by: records (unless given: all records of all silos alike) or "
+        "equal (all silos alike)."
+    ),
+]
 Ratio = Annotated[float | None, typer.Option(help="Share of the records in a batch, unless full.")]
 
 
@@ -109,13 +116,7 @@ def learning_options(
         str | None,
         typer.Option(help="Of the same: weighted-tail (unless given), weighted or tail."),
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="What silos count by: records (unless given: all records of all silos alike) or "
-            "equal (all silos alike)."
-        ),
-    ] = None,
+    weights: Weights = None,
     draw: Annotated[
         str,
         typer.Option(

@@ -12,6 +12,7 @@ from silomix.commands.options import (
     DataSet,
     Delta,
     LabelColumn,
+    Weights,
     aggregation_options,
     goal_options,
     learning_options,
@@ -322,13 +323,7 @@ def plan_study(
     silos: Annotated[
         int | None, typer.Option(help="Hospitals, if --records is one number.")
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="What silos count by: records (unless given: all records of all silos alike) or "
-            "equal (all silos alike)."
-        ),
-    ] = None,
+    weights: Weights = None,
     dimension: Annotated[
         int, typer.Option(help="Coordinates of the model, its bias included: features + 1.")
     ],
