@@ -29,7 +29,7 @@ test: $(VENV)/.dev  ## all tests
 	$(SCRATCH) $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test-quick: $(VENV)/.dev  ## while you work: core, protocol and the parties, without tests of a second or more
-	$(SCRATCH) $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' \
+	$(SCRATCH) $(BIN)/python -m pytest -n 4 --dist worksteal -m 'not slow' \
 		tests/core tests/protocol tests/authority tests/server tests/client tests/shuffler
 
 test-short: $(VENV)/.dev  ## what may differ with a Python or a Flower: contracts, vectors, a demo; five minutes

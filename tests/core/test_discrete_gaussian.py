@@ -355,6 +355,7 @@ def test_noise_cannot_be_told_from_opendp(
     check_same_distribution(our_samples, opendp_samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "caught"),
     [

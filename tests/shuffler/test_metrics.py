@@ -147,6 +147,7 @@ def test_a_disk_that_runs_full_is_a_problem(made: Consortium) -> None:
     run(scene())
 
 
+@pytest.mark.slow
 def test_slow_callers_take_few_threads_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("silomix_shuffler.metrics._CALL_S", 1.0)
     before = threading.active_count()

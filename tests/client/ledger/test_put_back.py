@@ -196,6 +196,7 @@ def test_it_stays_stopped_when_nobody_shows_it_any_more(
     assert rounds_charged(config) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf", ["silo", "mix"])
 def test_a_silo_that_does_not_listen_and_a_mix_that_shows_nothing_are_caught(
     made: Consortium, config: SiloConfig, monkeypatch: pytest.MonkeyPatch, deaf: str

@@ -56,6 +56,7 @@ def test_the_silos_that_tell_most_come_first() -> None:
     assert most_exposed(mechanism, [LARGE, heavy, SMALL]) == heavy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [Scheme.POISSON, Scheme.WITHOUT_REPLACEMENT])
 def test_nothing_is_claimed_of_drawn_batches(scheme: Scheme) -> None:
     mechanism = calibrated(Phase(5), batch=Minibatch(scheme, 0.1))
