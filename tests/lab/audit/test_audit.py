@@ -137,7 +137,7 @@ def audit(folder: Path, *more: object, command: Sequence[str] = COMMAND) -> Proc
 
 
 @pytest.fixture
-def audit_here(scratch: Path, tmp_path: Path) -> Callable[..., Process]:
+def quick_audit(scratch: Path, tmp_path: Path) -> Callable[..., Process]:
     """An audit with quick approvals; it leaves nothing in its scratch folder either."""
     script = str(Path(__file__).parent / "quick_approvals.py")
     return lambda *more: audit(tmp_path, *more, command=[script, "audit"])
@@ -202,9 +202,9 @@ def test_the_shipped_silo_is_consistent(tmp_path: Path, scratch: Path) -> None:
     ],
 )
 def test_one_of_each_family_is_consistent_and_measures_what_is_claimed(
-    algorithm: str, more: tuple[object, ...], tmp_path: Path, audit_here: Callable[..., Process]
+    algorithm: str, more: tuple[object, ...], tmp_path: Path, quick_audit: Callable[..., Process]
 ) -> None:
-    result = audit_here(
+    result = quick_audit(
         *("--algorithm", algorithm, *more, "--trials", 20, "--epsilon", 20, "--delta", 0.01),
         *("--json", "audit.json"),
     )
@@ -219,14 +219,14 @@ def test_one_of_each_family_is_consistent_and_measures_what_is_claimed(
 
 
 def test_smoothed_and_drawn_are_consistent_and_measure_what_is_claimed(
-    tmp_path: Path, audit_here: Callable[..., Process]
+    tmp_path: Path, quick_audit: Callable[..., Process]
 ) -> None:
     """Phases, random points and drawn batches at once, on real processes.
 
     That the canary is in no phase of all ten studies on D, or on D′, has probability below 10⁻⁹.
     """
     drawn = ("--sampling", "without-replacement", "--ratio", 0.5)
-    result = audit_here(
+    result = quick_audit(
         *("--algorithm", "convolution-smoothing", *drawn, "--trials", 40, "--json", "audit.json"),
     )
     assert result.returncode == 0, result.stdout + result.stderr
@@ -260,9 +260,9 @@ def test_a_fault_of_one_family_is_violated(
     options: tuple[object, ...],
     caught: set[str],
     tmp_path: Path,
-    audit_here: Callable[..., Process],
+    quick_audit: Callable[..., Process],
 ) -> None:
-    result = audit_here(
+    result = quick_audit(
         *(*options, "--epsilon", 20, "--delta", 0.01, "--json", "audit.json"),
         *("--silo-command", faulty_silo(tmp_path, FAMILY_FAULTS[fault])),
     )
@@ -273,9 +273,9 @@ def test_a_fault_of_one_family_is_violated(
 
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each != WITH_PROCESSES])
 def test_a_build_with_a_fault_is_violated(
-    fault: str, tmp_path: Path, audit_here: Callable[..., Process]
+    fault: str, tmp_path: Path, quick_audit: Callable[..., Process]
 ) -> None:
-    result = audit_here(*faulty(fault, tmp_path))
+    result = quick_audit(*faulty(fault, tmp_path))
     _check_violated(fault, result.returncode, result.stdout, tmp_path)
 
 
@@ -376,7 +376,7 @@ def test_a_command_that_is_no_silo_is_one_line(tmp_path: Path, scratch: Path) ->
 
 
 def test_a_silo_that_stops_answering_is_no_verdict(
-    tmp_path: Path, audit_here: Callable[..., Process]
+    tmp_path: Path, quick_audit: Callable[..., Process]
 ) -> None:
     refusing = (
         "from silomix_client import errors\n"
@@ -385,7 +385,7 @@ def test_a_silo_that_stops_answering_is_no_verdict(
         "answer.StudyDesk.answer = refuse"
     )
     silo = faulty_silo(tmp_path, refusing)
-    result = audit_here("--trials", 20, "--silo-command", f"{silo} run")
+    result = quick_audit("--trials", 20, "--silo-command", f"{silo} run")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("silomix: the silo answered 0 of 4 rounds")
